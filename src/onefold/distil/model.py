@@ -1,0 +1,48 @@
+"""The contextual regression model g(x, c) = φ(x)ᵀψ(c) of Eq. 13."""
+
+import copy
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class Similarity(nn.Module):
+    """g(x, c) = scale · φ(x)ᵀψ(c); with `normalise`, of unit vectors φ̄ᵀψ̄ (supplement, "Normalization").
+
+    With `small_init`, ĝ = g − g₀ (footnote to Eq. 9): frozen copies of both networks keep what g was at the start.
+    """
+
+    def __init__(
+        self, phi: nn.Module, psi: nn.Module, *, normalise: bool = True, small_init: bool = False, scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.phi, self.psi = phi, psi
+        self.normalise, self.scale = normalise, scale
+        self.start = nn.ModuleList(copy.deepcopy(net).requires_grad_(False) for net in (phi, psi) if small_init)
+
+    def forward(self, x: Float[Tensor, "n *sample"], c: Float[Tensor, "m *sample"]) -> Float[Tensor, "n m"]:
+        """g(x_i, c_j) for every pair, from one pass over each side."""
+        g = self._vectors(self.phi, x) @ self._vectors(self.psi, c).T
+        if self.start:
+            g = g - self._vectors(self.start[0], x) @ self._vectors(self.start[1], c).T
+        return self.scale * g
+
+    def confidence(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
+        """g(x, x), the confidence term of Eq. 12."""
+        return 1 - self.gap(x) if self.normalise else self.scale * self._paired(self.phi, self.psi, x) - self._before(x)
+
+    def gap(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
+        """1 − g(x, x) of a normalised model, as ½‖φ̄ − ψ̄‖²: the plain difference cancels in float32."""
+        difference = self._vectors(self.phi, x) - self._vectors(self.psi, x)
+        return 0.5 * difference.square().sum(1) + self._before(x)
+
+    def _before(self, x: Tensor) -> Tensor | float:
+        return self.scale * self._paired(self.start[0], self.start[1], x) if self.start else 0.0
+
+    def _paired(self, phi: nn.Module, psi: nn.Module, x: Tensor) -> Tensor:
+        return (self._vectors(phi, x) * self._vectors(psi, x)).sum(1)
+
+    def _vectors(self, net: nn.Module, x: Tensor) -> Tensor:
+        z = net(x).float() if self.normalise else net(x)  # unit vectors are always made in float32
+        return F.normalize(z, dim=1) if self.normalise else z

@@ -1,0 +1,25 @@
+"""What can go wrong, by name. Every message is one line that says what was found and what to do."""
+
+
+class OnefoldError(Exception):
+    """Base of every error that onefold raises on purpose."""
+
+
+class InputError(OnefoldError, ValueError):
+    """Data or an argument that cannot be used as it is."""
+
+
+class NotFittedError(OnefoldError, RuntimeError):
+    """A method was asked for scores before it was fitted."""
+
+
+class LayerError(OnefoldError, LookupError):
+    """A model has no layer of that name, or the layer gives no usable features."""
+
+
+class NotEnoughMemoryError(OnefoldError, MemoryError):
+    """A job that would not fit, refused before it starts."""
+
+
+class FileError(OnefoldError, ValueError):
+    """A file that is damaged, foreign, of a newer version, or made by another run."""

@@ -1,0 +1,172 @@
+"""Networks in two parts: `features(x)` up to the last hidden layer, `head(z)` the dense layer after it.
+
+`MLP` and `Impala` are the practical networks of the paper's tables, with orthogonal weights. `NTKMLP` has the NTK
+parametrisation of Section 2.2, under which a wide network follows the closed forms in `kernels` and `exact`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+Activation: TypeAlias = Literal["relu", "erf"]
+
+
+class Standardise(nn.Module):
+    """(x − mean) / std with the statistics of the train set: per feature for vectors, one pair for images."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, x: Float[Tensor, "n *sample"]) -> None:
+        super().__init__()
+        axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
+        std, mean = torch.std_mean(x.double(), dim=axes, correction=0, keepdim=x.ndim == 2)
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("std", torch.where(std > 1e-6 * mean.abs(), std, 1.0).float())
+
+    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n *sample"]:
+        return (x - self.mean) / self.std
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU between them."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden]
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.head = nn.Linear(sizes[-1], outputs)
+
+    def features(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n outputs"]:
+        return self.head(self.features(x))
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        return x + self.second(F.relu(self.first(F.relu(x))))
+
+
+class Impala(nn.Module):
+    """IMPALA's residual network (Espeholt et al., 2018): stages of conv, max-pool 3/2 and two residual units, then an MLP."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], channels: Sequence[int], hidden: Sequence[int], outputs: int
+    ) -> None:
+        super().__init__()
+        inputs, height, width = shape
+        stages: list[nn.Module] = []
+        for count in channels:
+            stages += [
+                nn.Conv2d(inputs, count, 3, padding=1),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                Residual(count),
+                Residual(count),
+            ]
+            inputs, height, width = count, (height + 1) // 2, (width + 1) // 2
+        self.trunk = nn.Sequential(*stages)
+        self.mlp = MLP(inputs * height * width, hidden, outputs)
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.mlp.head
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
+        return self.mlp.features(F.relu(self.trunk(x)).flatten(1))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n outputs"]:
+        return self.head(self.features(x))
+
+
+def backbone(
+    shape: tuple[int, ...],
+    *,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int,
+    generator: Generator,
+    bias_std: float = 0.0,
+) -> MLP | Impala:
+    """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W)."""
+    with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
+        if len(shape) == 1:
+            net = MLP(shape[0], hidden, outputs)
+        else:
+            net = Impala((shape[0], shape[1], shape[2]), channels, hidden, outputs)
+    net = net.to_empty(device="cpu")
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            gain = 1.0 if module is net.head else math.sqrt(2)
+            nn.init.orthogonal_(module.weight, gain, generator=generator)
+            assert module.bias is not None
+            nn.init.normal_(module.bias, std=bias_std, generator=generator)
+    return net
+
+
+class NTKMLP(nn.Module):
+    """A fully connected network in NTK parametrisation (Jacot et al., 2018).
+
+    Every parameter is drawn from N(0, 1); a layer computes w_std / √fan_in · W a + b_std · b. `features` carries the
+    factor w_std / √width of the last layer, so that f(x) = features(x)ᵀ θᴸ + b_std · bᴸ as in Eq. 14.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int = 1,
+        *,
+        activation: Activation = "relu",
+        w_std: float = 1.0,
+        b_std: float = 0.0,
+        generator: Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.w_std, self.b_std = w_std, b_std
+        sizes = [inputs, *hidden, outputs]
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
+
+        self.weights = nn.ParameterList(normal(b, a) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.biases = nn.ParameterList(normal(b) for b in sizes[1:])
+
+    def features(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n width"]:
+        nonlinearity = {"relu": F.relu, "erf": torch.erf}[self.activation]
+        z = self._scaled(x)
+        for i in range(len(self.weights) - 1):  # by index: a slice of a ParameterList escapes torch.func
+            z = self._scaled(nonlinearity(F.linear(z, self.weights[i], self.b_std * self.biases[i])))
+        return z
+
+    def head(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n outputs"]:
+        return F.linear(z, self.weights[-1], self.b_std * self.biases[-1])
+
+    def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
+        return self.head(self.features(x))
+
+    @property
+    def last_layer(self) -> tuple[str, str]:
+        """Names of the last layer's parameters, whose part of the NTK is the NNGP kernel."""
+        last = len(self.weights) - 1
+        return f"weights.{last}", f"biases.{last}"
+
+    def _scaled(self, a: Float[Tensor, "*n width"]) -> Float[Tensor, "*n width"]:
+        return a * (self.w_std / math.sqrt(a.shape[-1]))

@@ -1,0 +1,237 @@
+"""The one training loop: plain on a CPU; compiled and replayed as a CUDA graph on a GPU.
+
+A step's randomness is a pair of tensors (`Draws`) that is filled before the step, so that the loss is a pure function
+of parameters and tensors: it compiles, is captured, resumes and repeats exactly. The loop is a generator; progress
+bars and checkpoints are generators around it.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+from onefold import store
+from onefold.errors import FileError, InputError
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
+
+CHECKPOINT = "training checkpoint"
+EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How long and how fast: Adam, linear warm-up, then linear decay to zero (paper, Table "hpsettingsood")."""
+
+    steps: int = 4000
+    batch: int = 256
+    lr: float = 1e-3
+    warmup: int = 0
+    adam_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 2:
+            raise InputError(f"training needs at least 1 step and batches of 2, not {self.steps} and {self.batch}")
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"the learning rate must be positive, not {self.lr}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 0, 1, …, steps − 1."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        return self.lr * (self.steps - step) / max(self.steps - self.warmup, 1)
+
+
+class Draws:
+    """A step's random numbers: integers from [0, 2⁶²) to index data with, and uniforms from [0, 1)."""
+
+    integers: Int[Tensor, "batch k"]
+    uniforms: Float[Tensor, "batch m"]
+
+    def __init__(self, batch: int, integers: int, uniforms: int, seed: int, device: torch.device) -> None:
+        self.generator = Generator(device).manual_seed(seed)
+        self.integers = torch.zeros(batch, integers, dtype=torch.int64, device=device)
+        self.uniforms = torch.zeros(batch, uniforms, device=device)
+
+    def refill(self) -> None:
+        self.integers.random_(0, 2**62, generator=self.generator)
+        self.uniforms.uniform_(generator=self.generator)
+
+
+class Update(NamedTuple):
+    """What a step leaves behind: how many steps are done, and the loss, still on its device."""
+
+    step: int
+    loss: Float[Tensor, ""]
+
+
+class Training:
+    """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], loss: Loss, recipe: Recipe, draws: Draws, *, compiled: bool = True
+    ) -> None:
+        device = draws.integers.device
+        self.parameters, self.loss, self.recipe, self.draws = list(parameters), loss, recipe, draws
+        self.on_gpu = device.type == "cuda"
+        self.compiled = compiled and self.on_gpu
+        self.step = 0
+        self.lr = torch.tensor(recipe.lr, device=device) if self.on_gpu else recipe.lr
+        self.optimiser = torch.optim.Adam(
+            self.parameters, lr=self.lr, eps=recipe.adam_eps, fused=True, capturable=self.on_gpu
+        )
+
+    def __iter__(self) -> Iterator[Update]:
+        gradient_step = self._graphed_step() if self.compiled else self._plain_step
+        while self.step < self.recipe.steps:
+            self.draws.refill()
+            self._set_rate(self.recipe.rate(self.step))
+            loss = gradient_step()
+            self.step += 1
+            yield Update(self.step, loss)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on."""
+        tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state()}
+        for i, parameter in enumerate(self.parameters):
+            tensors[f"{i}.parameter"] = parameter
+            for key, value in self.optimiser.state[parameter].items():
+                tensors[f"{i}.{key}"] = value
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `state()` of a training of the same form."""
+        self.step = int(tensors["step"])
+        self.draws.generator.set_state(tensors["generator"])
+        for i, parameter in enumerate(self.parameters):
+            prefix = f"{i}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            with torch.no_grad():
+                parameter.copy_(own.pop("parameter"))
+            self.optimiser.state[parameter] = {
+                key: value.to(parameter.device if self.on_gpu or key != "step" else "cpu") for key, value in own.items()
+            }
+
+    def _set_rate(self, rate: float) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(rate)
+        else:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+
+    def _plain_step(self, loss_function: Loss | None = None) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.on_gpu else nullcontext():
+            loss = (loss_function or self.loss)(self.draws.integers, self.draws.uniforms)
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach()
+
+    def _graphed_step(self) -> Callable[[], Tensor]:
+        """The first steps run compiled but eagerly; the next one is captured, and every later one replays it."""
+        compiled_loss = torch.compile(self.loss)
+        graph = torch.cuda.CUDAGraph()
+        captured: list[Tensor] = []
+        eager_left = EAGER_STEPS
+        side = torch.cuda.Stream()
+
+        def step() -> Tensor:
+            nonlocal eager_left
+            if eager_left > 0:
+                eager_left -= 1
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    loss = self._plain_step(compiled_loss)
+                torch.cuda.current_stream().wait_stream(side)
+                return loss
+            if not captured:
+                with torch.cuda.graph(graph):
+                    captured.append(self._plain_step(compiled_loss))
+            graph.replay()
+            return captured[0]
+
+        return step
+
+
+def descend(
+    parameters: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int, rate: float, momentum: float = 0.0
+) -> Iterator[Update]:
+    """Full-batch gradient descent in place, as the theory has it: θ ← θ + v, v ← momentum · v − rate · ∇L.
+
+    Adam would leave the span of the gradients at initialisation; this stays in it, momentum included, so that a wide
+    network goes to the limit of Eq. 8 and 26.
+    """
+    velocity = [torch.zeros_like(p) for p in parameters]
+    for step in range(steps):
+        value = loss()
+        gradients = torch.autograd.grad(value, parameters)
+        with torch.no_grad():
+            for p, v, gradient in zip(parameters, velocity, gradients, strict=True):
+                p.add_(v.mul_(momentum).add_(gradient, alpha=-rate))
+        yield Update(step + 1, value.detach())
+
+
+def checkpointed(training: Training, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
+    """Iterate `training`, resuming from `path` if it is there, writing it every so many seconds and at the end.
+
+    `fingerprint` names data and settings: a checkpoint of another run is refused, never overwritten.
+    """
+    if path.exists():
+        tensors, header = store.load(path, CHECKPOINT)
+        if header.get("fingerprint") != fingerprint:
+            raise FileError(f"{path}: belongs to a run on other data or settings; delete it or name another file")
+        training.restore(tensors)
+    written = time.monotonic()
+    for update in training:
+        done = update.step == training.recipe.steps
+        if done or time.monotonic() - written >= every:
+            store.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": update.step})
+            written = time.monotonic()
+        yield update
+
+
+def shown(updates: Iterable[Update], total: int, label: str, show: bool | None = None) -> Iterator[Update]:
+    """Iterate with a progress bar: share done, loss, time left. By default only where a person watches."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from updates
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, loss="…")
+        looked = 0.0
+        for update in updates:
+            if update.step == total or time.monotonic() - looked > 0.2:  # reading a loss waits for the device
+                looked = time.monotonic()
+                bar.update(task, completed=update.step, loss=f"{float(update.loss):.5f}")
+            yield update
+
+
+def run(
+    training: Training, label: str, *, checkpoint: Path | None = None, fingerprint: str = "", show: bool | None = None
+) -> float:
+    """Train to the end, with checkpoints if a file is named; the mean loss over the last tenth of the steps."""
+    updates = checkpointed(training, checkpoint, fingerprint) if checkpoint else iter(training)
+    tail = max(1, training.recipe.steps // 10)
+    total, count = torch.zeros((), device=training.draws.integers.device), 0
+    for update in shown(updates, training.recipe.steps, label, show):
+        if update.step > training.recipe.steps - tail:
+            total += update.loss
+            count += 1
+    return float(total) / count if count else float("nan")

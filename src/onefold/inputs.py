@@ -87,7 +87,9 @@ def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
     """Class labels 0, 1, … as int64 [N]."""
     labels = _as_tensor(y, name)
     if labels.ndim != 1 or len(labels) != n:
-        raise InputError(f"{name} has shape {tuple(labels.shape)}: one class label for each of the {n} samples is needed")
+        raise InputError(
+            f"{name} has shape {tuple(labels.shape)}: one class label for each of the {n} samples is needed"
+        )
     if labels.is_floating_point() and not torch.equal(labels, labels.round()):
         raise InputError(f"{name} has values that are not whole numbers: class labels 0, 1, 2 … are needed")
     if labels.min() < 0:
@@ -157,7 +159,9 @@ def _as_tensor(x: ArrayLike, name: str) -> Tensor:
         except ValueError:
             raise InputError(f"{name} is ragged: every sample must have the same shape") from None
         if array.dtype.kind not in "biuf":
-            raise InputError(f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)")
+            raise InputError(
+                f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)"
+            )
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)
         x = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))

@@ -41,10 +41,10 @@ def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank; NaN if one side is constant."""
-    ranks = [_ranks(np.asarray(values, dtype=np.float64).ravel()) for values in (a, b)]
-    if any(np.ptp(r) == 0 for r in ranks):
+    left, right = (_ranks(np.asarray(values, dtype=np.float64).ravel()) for values in (a, b))
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(left, right)[0, 1])
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

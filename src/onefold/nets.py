@@ -4,6 +4,7 @@
 parametrisation of Section 2.2, under which a wide network follows the closed forms in `kernels` and `exact`.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -39,7 +40,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
         sizes = [inputs, *hidden]
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.head = nn.Linear(sizes[-1], outputs)
 
     def features(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
@@ -64,7 +65,7 @@ class Residual(nn.Module):
 
 
 class Impala(nn.Module):
-    """IMPALA's residual network (Espeholt et al., 2018): stages of conv, max-pool 3/2 and two residual units, then an MLP."""
+    """IMPALA's network (Espeholt et al., 2018): stages of conv, max-pool 3/2 and two residual units, then an MLP."""
 
     def __init__(
         self, shape: tuple[int, int, int], channels: Sequence[int], hidden: Sequence[int], outputs: int
@@ -109,7 +110,7 @@ def backbone(
             net = MLP(shape[0], hidden, outputs)
         else:
             net = Impala((shape[0], shape[1], shape[2]), channels, hidden, outputs)
-    net = net.to_empty(device="cpu")
+    net = net.to_empty(device="cpu").to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = 1.0 if module is net.head else math.sqrt(2)
@@ -146,7 +147,7 @@ class NTKMLP(nn.Module):
         def normal(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
 
-        self.weights = nn.ParameterList(normal(b, a) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.weights = nn.ParameterList(normal(b, a) for a, b in itertools.pairwise(sizes))
         self.biases = nn.ParameterList(normal(b) for b in sizes[1:])
 
     def features(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n width"]:

@@ -42,7 +42,9 @@ def prior_correction(
     given all at once: train points and queries share one θ̃.
     """
     tangents = {
-        name: torch.zeros_like(p) if name in net.last_layer else torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        name: torch.zeros_like(p)
+        if name in net.last_layer
+        else torch.randn(p.shape, generator=generator, dtype=p.dtype)
         for name, p in members.items()
     }
 
@@ -113,7 +115,9 @@ def reference_ensemble(
     """
     start = initial_members(net, members, generator)
     points = torch.cat([x_train, x_query])
-    delta = prior_correction(net, start, points, generator) if corrected else torch.zeros(members, len(points)).to(points)
+    delta = (
+        prior_correction(net, start, points, generator) if corrected else torch.zeros(members, len(points)).to(points)
+    )
     n = len(x_train)
     trained, rate = train(
         net, start, x_train, y_train[None] - delta[:, :n], steps=steps, lr=lr, momentum=momentum, label=label

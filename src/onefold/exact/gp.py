@@ -103,7 +103,7 @@ def _fits(n: int, q: int) -> None:
         8 * (4 * n * n + 4 * n * q + 4 * q * q),
         available(torch.device("cpu")),
         what=f"the exact answer for {n:,} train points and {q:,} queries",
-        way_out="use fewer points or queries, or a kernel of few features (kernels.last_layer), which is solved in its feature space",
+        way_out="use fewer points or queries, or a kernel of fewer features than points, such as kernels.last_layer",
     )
 
 

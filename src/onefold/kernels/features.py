@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -40,14 +41,9 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
 
     `net` may be one of onefold's networks or any module whose last nn.Linear is its head. It is not changed.
     """
-    own = getattr(net, "features", None)
+    own: Any = getattr(net, "features", None)
     if callable(own) and not isinstance(own, nn.Module):
-
-        def from_own(x: Batch) -> Tensor:
-            with torch.no_grad():
-                return own(x)
-
-        return Features(from_own, normalise=normalise)
+        return Features(torch.no_grad()(own), normalise=normalise)
     head = last_linear(net)
     return Features(lambda x: tap(net, head, x, before=True), normalise=normalise)
 
@@ -85,7 +81,9 @@ class _RandomReLU:
             generator = Generator().manual_seed(self._seed)
             self._matrix = torch.randn(z.shape[1], self._width, generator=generator) / math.sqrt(z.shape[1])
         if len(self._matrix) != z.shape[1]:
-            raise LayerError(f"the layer gave {z.shape[1]} features, {len(self._matrix)} before: name one of fixed size")
+            raise LayerError(
+                f"the layer gave {z.shape[1]} features, {len(self._matrix)} before: name one of fixed size"
+            )
         self._matrix = self._matrix.to(z.device)
         return F.relu(z @ self._matrix) * math.sqrt(2 / self._width)
 

@@ -28,7 +28,9 @@ class EmpiricalNTK:
         patterns = ["*"] if params is None else list(params)
         for pattern in patterns:
             if not any(fnmatch(name, pattern) for name in named):
-                raise LayerError(f"no parameter of {type(net).__name__} is called {pattern!r}; it has {', '.join(named)}")
+                raise LayerError(
+                    f"no parameter of {type(net).__name__} is called {pattern!r}; it has {', '.join(named)}"
+                )
         self._net = net
         self._moving = {n: p.detach() for n, p in named.items() if any(fnmatch(n, pattern) for pattern in patterns)}
         rest = {**dict(net.named_parameters()), **dict(net.named_buffers())}
@@ -42,7 +44,9 @@ class EmpiricalNTK:
         result = torch.zeros(n1, n2, outputs, outputs, dtype=self._dtype, device=self._device)
         for i, left in self._blocks(x1, rows):
             for j, right in self._blocks(x2, rows):
-                k = sum(a.flatten(2).flatten(0, 1) @ b.flatten(2).flatten(0, 1).T for a, b in zip(left, right, strict=True))
+                k = sum(
+                    a.flatten(2).flatten(0, 1) @ b.flatten(2).flatten(0, 1).T for a, b in zip(left, right, strict=True)
+                )
                 assert isinstance(k, Tensor)
                 k = k.reshape(len(left[0]), outputs, len(right[0]), outputs)
                 result[i : i + len(left[0]), j : j + len(right[0])] = k.transpose(1, 2)
@@ -110,7 +114,7 @@ class _Caller(nn.Module):
 
 
 def empirical_ntk(net: nn.Module, params: Sequence[str] | None = None, *, memory: int | None = None) -> EmpiricalNTK:
-    """The tangent kernel of `net` as it is, over all parameters or those whose names match `params` (wildcards allowed).
+    """The tangent kernel of `net` as it is, over all parameters or those that `params` names (wildcards allowed).
 
     `memory` caps the bytes used, half of what is free by default; a job that cannot fit is refused before it starts.
     """

@@ -1,0 +1,56 @@
+"""Letters drawn from the fonts inside matplotlib: a strange set that ships with every installation."""
+
+import functools
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float32
+from PIL import Image, ImageDraw, ImageFont
+
+LETTERS = "ABCDEFGHIJabcdefghij"
+FACES = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+    *(f"cm{style}10" for style in ("b", "mi", "r", "ss", "ti", "tt")),
+)
+CANVAS = 32  # like the bitmaps that scikit-learn's digits were made from: 32 × 32, counted in blocks
+
+
+def letters(count: int, seed: int = 0, size: int = 8) -> Float32[np.ndarray, "n size size"]:
+    """Letters A–J and a–j in 22 faces, turned, slanted and scaled at random, as `size` × `size` images in [0, 1].
+
+    Made as the digits were: a black-and-white bitmap whose ink is counted in blocks of equal size.
+    """
+    rng = np.random.default_rng(seed)
+    images = [_letter(rng) for _ in range(count)]
+    blocks = np.stack(images).reshape(count, size, CANVAS // size, size, CANVAS // size)
+    return blocks.mean((2, 4), dtype=np.float32)
+
+
+def _letter(rng: np.random.Generator) -> np.ndarray:
+    """One letter as a bitmap [32, 32] of zeros and ones, filling most of its height as a size-normalised digit does."""
+    large = Image.new("L", (192, 192))
+    font = _font(str(rng.choice(FACES)))
+    ImageDraw.Draw(large).text((96, 96), str(rng.choice(list(LETTERS))), fill=255, font=font, anchor="mm")
+    large = large.rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
+    slant = rng.uniform(-0.2, 0.2)
+    large = large.transform(
+        large.size, Image.Transform.AFFINE, (1, slant, -96 * slant, 0, 1, 0), Image.Resampling.BILINEAR
+    )
+    box = large.getbbox()
+    assert box is not None, "a face without this letter"
+    ink = large.crop(box)
+    height = int(rng.integers(26, 33))
+    width = min(CANVAS, max(4, round(ink.width / ink.height * height * rng.uniform(0.8, 1.1))))
+    canvas = Image.new("L", (CANVAS, CANVAS))
+    left = (CANVAS - width) // 2 + int(rng.integers(-2, 3))
+    canvas.paste(ink.resize((width, height), Image.Resampling.BILINEAR), (left, (CANVAS - height) // 2))
+    return (np.asarray(canvas) > 110).astype(np.float32)
+
+
+@functools.cache
+def _font(face: str) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"), 96)

@@ -1,0 +1,10 @@
+"""Uncertainty methods, one file each: fit on familiar data, then score any. Bigger is stranger."""
+
+from onefold.methods.csd import CSD
+from onefold.methods.ensemble import DeepEnsemble
+from onefold.methods.last_layer_gp import LastLayerGP
+from onefold.methods.rnd import RND
+
+METHODS = {method.__name__: method for method in (CSD, LastLayerGP, RND, DeepEnsemble)}
+
+__all__ = ["CSD", "METHODS", "RND", "DeepEnsemble", "LastLayerGP"]

@@ -1,0 +1,54 @@
+"""What every method that needs only data starts from: read, checked, standardised samples and a random network."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Generator, nn
+
+from onefold.errors import NotFittedError
+from onefold.kernels import Features, last_layer
+from onefold.nets import MLP, Impala, backbone
+
+State = TypeVar("State")
+
+
+def generators(seed: int, count: int) -> list[Generator]:
+    """Independent streams of random numbers from one seed."""
+    return [Generator().manual_seed(int(s)) for s in np.random.SeedSequence(seed).generate_state(count)]
+
+
+def random_network(
+    shape: tuple[int, ...],
+    generator: Generator,
+    *,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int = 1,
+) -> MLP | Impala:
+    """A frozen random network. For vectors it has random biases: without them, relu networks see directions only."""
+    bias_std = 1.0 if len(shape) == 1 else 0.0
+    net = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator, bias_std=bias_std)
+    return net.requires_grad_(False)
+
+
+class _Prior(nn.Module):
+    def __init__(self, first: nn.Module, net: MLP | Impala) -> None:
+        super().__init__()
+        self.first, self.net = first, net
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net.features(self.first(x))
+
+
+def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:
+    """Eq. 14 on a random network that sees samples through `first`."""
+    return last_layer(_Prior(first, net))
+
+
+def fitted(state: State | None, name: str) -> State:
+    """The state that `fit` left, or a refusal to score before it."""
+    if state is None:
+        raise NotFittedError(f"this {name} is not fitted yet: call fit first")
+    return state

@@ -110,14 +110,14 @@ def backbone(
             net = MLP(shape[0], hidden, outputs)
         else:
             net = Impala((shape[0], shape[1], shape[2]), channels, hidden, outputs)
-    net = net.to_empty(device="cpu").to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    net = net.to_empty(device="cpu")
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = 1.0 if module is net.head else math.sqrt(2)
             nn.init.orthogonal_(module.weight, gain, generator=generator)
             assert module.bias is not None
             nn.init.normal_(module.bias, std=bias_std, generator=generator)
-    return net
+    return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 class NTKMLP(nn.Module):

@@ -54,7 +54,7 @@ class ExtraContexts:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Fixed shares of every minibatch from several sources; minibatches are drawn at random, so any sample may get any."""
+    """Fixed shares of every minibatch from several sources; minibatches are random, so any sample may get any."""
 
     sources: tuple[Contexts, ...]
     shares: tuple[float, ...]

@@ -42,7 +42,7 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
     `net` may be one of onefold's networks or any module whose last nn.Linear is its head. It is not changed.
     """
     own: Any = getattr(net, "features", None)
-    if callable(own) and not isinstance(own, nn.Module):
+    if own is not None and not isinstance(own, nn.Module):
         return Features(torch.no_grad()(own), normalise=normalise)
     head = last_linear(net)
     return Features(lambda x: tap(net, head, x, before=True), normalise=normalise)

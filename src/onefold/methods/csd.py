@@ -117,7 +117,7 @@ class CSD:
         return self
 
     def variance(self, x: ArrayLike) -> Scores:
-        """The ensemble's variance Θ(x, x) − g(x, x) (Eq. 12), for a normalised g rescaled as in Eq. 27; never negative."""
+        """The ensemble's variance, Θ(x, x) − g(x, x) (Eq. 12; Eq. 27 for a normalised g); never negative."""
         state = fitted(self._state, "CSD")
         return in_batches(state.variance, state.reader.read(x), self.device)
 

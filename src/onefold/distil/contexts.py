@@ -1,7 +1,7 @@
 """Where contexts come from: the train set, augmentations of it, other data, or a mixture (Section 3.3)."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +11,7 @@ from onefold.distil.augment import UNIFORMS, Chain, augment
 from onefold.errors import InputError
 
 
+@runtime_checkable
 class Contexts(Protocol):
     """A minibatch of contexts from a minibatch of train samples and the step's random numbers."""
 

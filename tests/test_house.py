@@ -1,0 +1,93 @@
+"""The habits of the house: floors, public names, file map, import cost, no pickle."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onefold
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "onefold"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# From the ground up: a module imports only from its own floor or from floors before it.
+FLOORS = [
+    "errors", "types", "memory", "inputs", "metrics", "nets", "store", "train", "kernels", "exact", "distil", "methods",
+    "data", "provenance", "toy", "demo", "report", "cli",
+]  # fmt: skip
+
+
+def floor(module: str) -> int:
+    return FLOORS.index(module.split(".")[1])
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of onefold that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "onefold":
+            found |= {f"onefold.{alias.name}" for alias in node.names if alias.name in FLOORS}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name for name in found if name.startswith("onefold.")}
+
+
+def test_every_module_has_a_floor() -> None:
+    names = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES} - {"__init__"}
+    assert names == set(FLOORS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    if path == SOURCE / "__init__.py":
+        return
+    own = FLOORS.index(path.relative_to(SOURCE).parts[0].removesuffix(".py"))
+    above = {name for name in imports(path) if floor(name) > own}
+    assert not above, f"{path.name} imports from floors above its own: {above}"
+
+
+def test_public_names_are_pinned() -> None:
+    assert set(onefold.__all__) == {
+        "CSD", "DeepEnsemble", "LastLayerGP", "OnefoldError", "RND", "__version__", "exact", "kernels",
+    }  # fmt: skip
+    for name in onefold.__all__:
+        assert getattr(onefold, name) is not None
+    assert set(onefold.kernels.__all__) == {
+        "EmpiricalNTK", "Features", "InfiniteMLP", "empirical_ntk", "from_model", "infinite", "last_layer",
+    }  # fmt: skip
+    assert set(onefold.exact.__all__) == {"Gram", "Law", "PrimalGP", "ntk_gp", "reference_ensemble"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = onefold.nothing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_readme_maps_every_file() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE))
+    files = {str(path.relative_to(SOURCE)) for path in MODULES if path.name != "__init__.py" or path.parent == SOURCE}
+    assert named == files | {"report/page.html.j2"}
+
+
+@pytest.mark.parametrize("statement", ["import onefold", "import onefold.cli"])
+def test_importing_costs_little(statement: str) -> None:
+    heavy = "[m for m in ('torch', 'numpy', 'sklearn', 'matplotlib') if m in sys.modules]"
+    code = f"import sys; {statement}; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_is_pickled() -> None:
+    forbidden = re.compile(r"\bpickle\b|torch\.(save|load)\(|np\.load\(|joblib|weights_only")
+    offenders = [path.name for path in MODULES if forbidden.search(path.read_text("utf-8"))]
+    assert [name for name in offenders if name != "store.py"] == []
+    code = "\n".join(line for line in (SOURCE / "store.py").read_text("utf-8").splitlines() if '"""' not in line)
+    assert not forbidden.search(code)
+
+
+def test_rooms_are_small() -> None:
+    assert {path.name: n for path in MODULES if (n := len(path.read_text("utf-8").splitlines())) > 320} == {}

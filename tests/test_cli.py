@@ -1,0 +1,209 @@
+"""The command line and the pages, as a person meets them."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onefold import cli, demo, toy
+from onefold.report.page import render
+from onefold.report.plots import draw_line, draw_plane
+
+CHROMIUM = shutil.which("chromium")
+
+
+def onefold(*arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "onefold.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **keywords)
+
+
+def test_help_teaches_and_version_is_one_line() -> None:
+    for arguments in ((), ("--help",)):
+        done = onefold(*arguments)
+        assert done.returncode == 0
+        assert "demo" in done.stdout
+        assert "toy" in done.stdout
+    assert "--seed" in onefold("demo", "--help").stdout
+    assert re.fullmatch(r"onefold \d+\.\d+\.\d+\S*\n", onefold("--version").stdout)
+
+
+def test_bad_arguments_fail_without_a_traceback(tmp_path: Path) -> None:
+    for arguments in (("demo", "--seed", "many"), ("dance",), ("toy", "--outt", "x")):
+        done = onefold(*arguments)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr + done.stdout
+    occupied = tmp_path / "file"
+    occupied.write_text("mine")
+    done = onefold("demo", "--out", str(occupied / "x"))
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"onefold: {occupied / 'x'}: Not a directory"
+    assert occupied.read_text() == "mine"
+
+
+def test_errors_of_the_house_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from onefold.errors import InputError
+
+    def refuse(_: int) -> None:
+        raise InputError("these digits are not digits")
+
+    monkeypatch.setattr(demo, "sets", refuse)
+    monkeypatch.setattr(cli, "_folder", lambda path: path)
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == "onefold: these digits are not digits\n"
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "sets", interrupt)
+    assert cli.main(["demo"]) == 130
+
+
+@pytest.fixture(scope="module")
+def small_demo() -> tuple[dict, list[demo.Outcome], demo.Sets]:
+    """Outcomes with made-up scores: the page is tested here, the methods elsewhere."""
+    data, rng = demo.sets(), np.random.default_rng(0)
+    names = ("CSD", "CSD-Aug", "<script>alert(1)</script>")
+    outcomes = [
+        demo.Outcome(name, "a & b", 1.0, 0.1, rng.random(500), {s: 0.3 + rng.random(500) for s in data.strange})
+        for name in names
+    ]
+    return demo.summary(outcomes, data, 0), outcomes, data
+
+
+def test_results_hold_their_provenance(small_demo) -> None:
+    result, outcomes, _ = small_demo
+    again = json.loads(json.dumps(result))
+    assert {"commit", "date", "seed", "device", "data", "recipe", "torch"} <= set(again)
+    figures = again["methods"]["CSD"]
+    assert set(figures) == {"AUROC", "AUPR-IN", "AUPR-OUT", "FPR95", "fit_seconds", "score_seconds"}
+    sets = [value for name, value in figures["AUROC"].items() if name != "mean"]
+    assert len(sets) == 4
+    assert figures["AUROC"]["mean"] == pytest.approx(np.mean(sets))
+    assert figures["AUROC"]["letters"] == pytest.approx(
+        100 * np.mean(outcomes[0].strange["letters"][:, None] > outcomes[0].familiar[None])
+    )
+
+
+class Links(HTMLParser):
+    """Every address that a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo) -> None:
+    page = render(*small_demo, "CSD-Aug")
+    links = Links()
+    links.feed(page)
+    assert len(links.addresses) == 3 + 4
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in links.addresses)
+    assert "script" not in links.tags
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "a &amp; b" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_the_page_in_a_browser(small_demo, tmp_path: Path) -> None:
+    """Chromium lays it out: all pictures load, every row is there, nothing runs over the side of a narrow screen."""
+    assert CHROMIUM is not None
+    probe = (
+        "<script>onload = () => { const wide = document.documentElement.scrollWidth > innerWidth;"
+        "document.title = [...document.images].every(i => i.naturalWidth > 0) + ' ' + document.images.length + ' ' +"
+        "document.querySelectorAll('#means tbody tr').length + ' ' + wide; }</script>"
+    )
+    path = tmp_path / "index.html"
+    path.write_text(render(*small_demo, "CSD-Aug").replace("</body>", probe + "</body>"), encoding="utf-8")
+    for width in ("1100", "400"):
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+                 f"--user-data-dir={tmp_path / width}", f"--window-size={width},900"]  # fmt: skip
+        command = [CHROMIUM, *flags, "--dump-dom", path.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        assert "<title>true 7 3 false</title>" in done.stdout
+
+
+def test_the_table_marks_the_best_of_each_column(small_demo) -> None:
+    _, outcomes, _ = small_demo
+    page = render(*small_demo, "CSD-Aug")
+    best = max(outcomes, key=lambda o: o.figures["AUROC"]["mean"]).figures["AUROC"]["mean"]
+    assert f'<td class="best">{best:.1f}</td>' in page
+    lowest = min(o.figures["FPR95"]["mean"] for o in outcomes)
+    assert f'<td class="best">{lowest:.1f}</td>' in page
+
+
+@pytest.fixture
+def pty_output() -> Iterator[tuple[int, int]]:
+    master, slave = pty.openpty()
+    yield master, slave
+    os.close(master)
+
+
+def test_progress_is_shown_to_a_person_at_a_terminal(pty_output: tuple[int, int]) -> None:
+    master, slave = pty_output
+    code = (
+        "import numpy as np, onefold; from onefold.train import Recipe;"
+        "onefold.RND(recipe=Recipe(steps=400, batch=8)).fit(np.random.default_rng(0).normal(size=(40, 4)))"
+    )
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", code], stderr=slave, env=environment, check=True)
+    os.close(slave)
+    seen = b""
+    try:
+        while chunk := os.read(master, 65536):
+            seen += chunk
+    except OSError:  # the terminal is closed
+        pass
+    assert done.returncode == 0
+    assert b"RND" in seen
+    assert b"loss 0." in seen
+
+
+def test_known_queries_of_the_toy_figure(tmp_path: Path) -> None:
+    line = toy.line(width=2048, steps=500)
+    np.testing.assert_allclose(line.variance, line.exact, rtol=0.25)
+    at_train = [np.interp(line.x_train, line.grid, g) for g in line.regression]
+    np.testing.assert_allclose(at_train, line.labels, rtol=0.05, atol=0.5)
+    draw_line(line, tmp_path / "line.png")
+    assert (tmp_path / "line.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plane_is_drawn_on_one_scale(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = ("100 trained networks", toy.EXACT, "CSD, full NTK", toy.LAST_LAYER)
+    plane = toy.Plane(rng.normal(size=(5, 2)).astype(np.float32), {name: rng.random((6, 6)) for name in names})
+    draw_plane(plane, tmp_path / "plane.png")
+    assert (tmp_path / "plane.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_whole_toy(tmp_path: Path) -> None:
+    done = onefold("toy", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "toy.json").read_text())
+    assert summary["plane"]["rank_correlation"][f"{toy.EXACT} / CSD, full NTK"] >= 0.95
+    assert summary["line"]["mean_relative_error"] < 0.05
+    assert {p.name for p in tmp_path.iterdir()} == {"toy.json", "toy_1d.png", "toy_2d.png"}
+
+
+@pytest.mark.slow
+def test_the_whole_demo(tmp_path: Path) -> None:
+    done = onefold("demo", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    methods = json.loads((tmp_path / "results.json").read_text())["methods"]
+    assert list(methods) == ["CSD", "CSD-Aug", "LastLayerGP", "RND", "ENS(5)"]
+    assert all(method["AUROC"]["mean"] > 90 for method in methods.values())
+    assert all(name in done.stdout for name in methods)

@@ -1,0 +1,312 @@
+"""One contract over one list of methods, then what each promises beyond it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Generator, nn
+
+import onefold
+from onefold import metrics
+from onefold.distil import Architecture
+from onefold.errors import InputError, NotFittedError
+from onefold.kernels import from_model, infinite
+from onefold.methods import METHODS
+from onefold.methods.ensemble import entropy, mutual_information, variance
+from onefold.train import Recipe
+
+SHORT = Recipe(steps=25, batch=16, lr=3e-3)
+SMALL = Architecture(channels=(4,), hidden=(32,), outputs=16)
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "CSD": lambda **k: onefold.CSD(recipe=SHORT, architecture=SMALL, **k),
+    "LastLayerGP": lambda **k: onefold.LastLayerGP(width=64, **k),
+    "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), outputs=16, **k),
+    "DeepEnsemble": lambda **k: onefold.DeepEnsemble(2, recipe=SHORT, channels=(4,), hidden=(32,), **k),
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def fit(name: str, x: Any, **keywords: Any) -> Any:
+    labels = (np.arange(len(x)) % 3,) if name == "DeepEnsemble" else ()
+    return MAKERS[name](**keywords).fit(x, *labels)
+
+
+def vectors(n: int = 60, d: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+def pictures(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+# --- the contract ----------------------------------------------------------------------------------------------------
+
+
+def test_every_method_is_covered() -> None:
+    assert set(MAKERS) == set(METHODS)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "x",
+    [vectors(), vectors().astype(np.float64), torch.from_numpy(vectors()), pictures(40, 9, 7), pictures(40, 3, 8, 8),
+     pictures(40, 8, 8, 3), vectors().astype(np.float16), vectors()[:, ::-1], vectors().astype(">f8"),
+     (vectors() > 0), (10 * vectors()).astype(np.int64), vectors().tolist()],
+    ids=["float32", "float64", "tensor", "grey", "channels first", "channels last", "float16", "reversed view",
+         "big-endian", "bool", "int64", "lists"],
+)  # fmt: skip
+def test_scores_are_finite_nonnegative_and_one_for_each_sample(name: str, x: Any) -> None:
+    scores = fit(name, x).score(x[:10])
+    assert scores.shape == (10,)
+    assert scores.dtype == np.float64
+    assert np.isfinite(scores).all()
+    assert (scores >= 0).all()
+
+
+@every_method
+def test_same_seed_same_scores_and_the_global_state_is_left_alone(name: str) -> None:
+    x, torch_state, numpy_state = vectors(), torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first, second = fit(name, x, seed=3).score(x), fit(name, x, seed=3).score(x)
+    np.testing.assert_array_equal(first, second)
+    assert not np.allclose(first, fit(name, x, seed=4).score(x))
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+
+
+@every_method
+def test_scores_do_not_depend_on_batch_or_order(name: str) -> None:
+    method, x = fit(name, vectors()), vectors(1500, seed=1)
+    scores, order = method.score(x), np.random.default_rng(2).permutation(1500)
+    np.testing.assert_allclose(method.score(x[order]), scores[order], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(method.score(x[700:703]), scores[700:703], rtol=1e-4, atol=1e-7)
+
+
+@every_method
+def test_scoring_changes_nothing(name: str) -> None:
+    method, x = fit(name, vectors()), vectors(20, seed=1)
+    copy = x.copy()
+    first = method.score(x)
+    np.testing.assert_array_equal(method.score(x), first)
+    np.testing.assert_array_equal(x, copy)
+
+
+@every_method
+def test_scoring_before_fitting_is_refused(name: str) -> None:
+    with pytest.raises(NotFittedError, match=f"{name} is not fitted yet"):
+        MAKERS[name]().score(vectors())
+
+
+BAD = {
+    "NaN": (np.array([[1.0, np.nan], [0, 1]]), "NaN"),
+    "infinity": (np.array([[1.0, np.inf], [0, 1]]), "infinite"),
+    "too large": (np.array([[1.0, 1e300], [0, 1]]), "too large"),
+    "empty": (np.zeros((0, 4)), r"empty: its shape is \(0, 4\)"),
+    "no features": (np.zeros((4, 0)), "empty"),
+    "one sample": (np.zeros((1, 4)), "one sample"),
+    "no samples axis": (np.zeros(4), r"shape \(4,\)"),
+    "five axes": (np.zeros((2, 2, 2, 2, 2)), "kernels.from_model"),
+    "strings": (np.array([["a", "b"], ["c", "d"]]), "numbers are needed"),
+    "mixed": (np.array([[1, "b"], [2.0, None]], dtype=object), "mixed columns"),
+    "ragged": ([[1.0, 2.0], [3.0]], "ragged"),
+    "complex": (np.zeros((3, 2), dtype=complex), "complex"),
+    "nothing": (None, "numbers are needed"),
+}
+
+
+@every_method
+@pytest.mark.parametrize("case", BAD)
+def test_bad_train_data_is_refused_in_one_line(name: str, case: str) -> None:
+    x, message = BAD[case]
+    with pytest.raises(InputError, match=message) as error:
+        MAKERS[name]().fit(x, *([[0, 1]] if name == "DeepEnsemble" else []))
+    assert "\n" not in str(error.value)
+
+
+@every_method
+def test_bad_queries_are_refused_and_nothing_is_lost(name: str) -> None:
+    method = fit(name, pictures(30, 8, 8))
+    before = method.score(pictures(5, 8, 8))
+    for query, message in (
+        (pictures(5, 8, 9), r"samples of shape \(8, 9\), the model was fitted on \(8, 8\)"),
+        (pictures(5, 8, 8) / 255, "fitted on uint8"),
+        (np.full((2, 8, 8), np.nan), "uint8"),
+        (np.zeros((0, 8, 8), np.uint8), "empty"),
+    ):
+        with pytest.raises(InputError, match=message):
+            method.score(query)
+    with pytest.raises(InputError):
+        method.fit(np.full((4, 8, 8), np.nan), *([np.zeros(4)] if name == "DeepEnsemble" else []))
+    np.testing.assert_array_equal(method.score(pictures(5, 8, 8)), before)
+
+
+@every_method
+def test_constant_and_duplicated_data_are_no_trouble(name: str) -> None:
+    for x in (np.ones((20, 3)), np.repeat(vectors(2, 3), 10, axis=0), np.zeros((12, 6, 6))):
+        assert np.isfinite(fit(name, x).score(x)).all()
+
+
+@every_method
+def test_unknown_devices_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="unknown"):
+        MAKERS[name](device="abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no CUDA"):
+            MAKERS[name](device="cuda")
+
+
+@pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
+def test_far_away_is_stranger_than_near(name: str) -> None:
+    """A cluster, and a second one far off: all methods must tell them apart after a short training."""
+    recipe = Recipe(steps=300, batch=32, lr=3e-3)
+    make = {
+        "CSD": lambda: onefold.CSD(recipe=recipe, architecture=SMALL),
+        "LastLayerGP": lambda: onefold.LastLayerGP(width=256),
+        "RND": lambda: onefold.RND(recipe=recipe),
+    }[name]
+    x = vectors(400, 4)
+    method = make().fit(x[:300])
+    assert metrics.auroc(method.score(x[300:]), method.score(vectors(100, 4, seed=9) + 6)) > 0.95
+
+
+# --- CSD -----------------------------------------------------------------------------------------------------------
+
+
+def test_variance_is_the_prior_times_the_relative_variance() -> None:
+    kernel = infinite(1, b_std=0.5)
+    x = vectors(50, 3)
+    csd = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(x)
+    prior = kernel.diag(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(csd.variance(x), prior * csd.relative(x), rtol=1e-5)
+    raw = onefold.CSD(kernel, recipe=SHORT, architecture=Architecture(hidden=(32,), normalise=False)).fit(x)
+    positive = raw.variance(x) > 0
+    np.testing.assert_allclose((raw.variance(x) / prior)[positive], raw.relative(x)[positive], rtol=1e-5)
+
+
+def test_the_score_is_the_one_asked_for() -> None:
+    x = vectors()
+    relative = MAKERS["CSD"](score="relative").fit(x)
+    np.testing.assert_array_equal(relative.score(x), relative.relative(x))
+    plain = MAKERS["CSD"]().fit(x)
+    np.testing.assert_array_equal(plain.score(x), plain.variance(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [("CSD(score='entropy')", "score is 'variance' or 'relative', not 'entropy'"),
+     ("LastLayerGP(score='entropy')", "score is 'variance' or 'relative', not 'entropy'"),
+     ("DeepEnsemble(score='relative')", "score is one of mutual_information, entropy, variance, not 'relative'"),
+     ("kernels.infinite(1, activation='gelu')", "no closed form for 1 hidden layers of 'gelu'")],
+)  # fmt: skip
+def test_unknown_words_are_refused_without_a_type_checker(call: str, message: str) -> None:
+    code = f"import onefold\ntry:\n    onefold.{call}\nexcept onefold.OnefoldError as e:\n    print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == message
+
+
+def test_context_data_of_the_target_domain_teaches_that_it_is_strange() -> None:
+    """Section 3.2, "Finetuning": with unlabelled target data as contexts, the same budget separates it better."""
+    x, target = vectors(300, 6), vectors(200, 6, seed=1) * 0.6 + 0.9
+    recipe = Recipe(steps=300, batch=64, lr=3e-3)
+
+    def auroc(**keywords: Any) -> float:
+        csd = onefold.CSD(score="relative", recipe=recipe).fit(x, **keywords)
+        return metrics.auroc(csd.score(vectors(200, 6, seed=2)), csd.score(vectors(200, 6, seed=3) * 0.6 + 0.9))
+
+    assert auroc(context=target) > auroc() + 0.02
+
+
+def test_contexts_of_another_shape_or_kind_are_refused() -> None:
+    csd = MAKERS["CSD"]()
+    with pytest.raises(InputError, match=r"context has samples of shape \(4,\)"):
+        csd.fit(vectors(), context=vectors(10, 4))
+    with pytest.raises(InputError, match="augmented contexts are for images"):
+        MAKERS["CSD"](augment=0.5).fit(vectors())
+    with pytest.raises(InputError, match="between 0 and 1"):
+        MAKERS["CSD"](augment=2.0)
+
+
+def test_augmented_contexts_change_the_fit() -> None:
+    x = pictures(40, 8, 8)
+    plain, augmented = fit("CSD", x).score(x), fit("CSD", x, augment=0.5).score(x)
+    assert not np.allclose(plain, augmented)
+
+
+def test_post_hoc_on_a_users_model() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 3)).train()
+    x = pictures(50, 8, 8)
+    for method in (onefold.CSD(from_model(net, width=128), recipe=SHORT, architecture=SMALL),
+                   onefold.LastLayerGP(from_model(net, "1"))):  # fmt: skip
+        assert np.isfinite(method.fit(x).score(x)).all()
+    assert net.training
+
+
+# --- LastLayerGP -----------------------------------------------------------------------------------------------------
+
+
+def test_last_layer_gp_is_its_formula() -> None:
+    x, query = vectors(80, 3), vectors(20, 3, seed=1)
+    net = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1))
+    gp = onefold.LastLayerGP(from_model(net), noise=1e-2).fit(x)
+
+    def unit(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        z = torch.tanh(net[0](torch.from_numpy(a))).detach().double().numpy()
+        norm = np.linalg.norm(z, axis=1, keepdims=True)
+        return z / norm, norm[:, 0] ** 2
+
+    (phi, _), (z, scale) = unit(x), unit(query)
+    noise = 1e-2 * 80 / 12
+    relative = noise * np.einsum("ij,jk,ik->i", z, np.linalg.inv(phi.T @ phi + noise * np.eye(12)), z)
+    np.testing.assert_allclose(gp.relative(query), relative, rtol=1e-5)
+    np.testing.assert_allclose(gp.variance(query), relative * scale, rtol=1e-5)
+
+
+@given(cut=st.integers(2, 79))
+def test_updating_is_fitting_on_all(cut: int) -> None:
+    x, query = vectors(80, 3), vectors(20, 3, seed=1)
+    kernel = from_model(nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)), width=30)
+    whole = onefold.LastLayerGP(kernel).fit(x)
+    parts = onefold.LastLayerGP(kernel).fit(x[:cut]).update(x[cut:])
+    np.testing.assert_allclose(parts.relative(query), whole.relative(query), rtol=1e-6)  # features are float32
+
+
+# --- DeepEnsemble ----------------------------------------------------------------------------------------------------
+
+
+def test_ensemble_learns_and_its_accuracy_is_measured(generator: Generator) -> None:
+    x = torch.randn(300, 2, generator=generator).numpy()
+    y = (x[:, 0] > 0).astype(int) + 2 * (x[:, 1] > 0)
+    ensemble = onefold.DeepEnsemble(3, recipe=Recipe(steps=150, batch=32)).fit(x[:200], y[:200])
+    assert metrics.accuracy(ensemble.predict(x[200:]), y[200:]) > 0.9
+    p = ensemble.probabilities(x)
+    assert p.shape == (3, 300, 4)
+    np.testing.assert_allclose(p.sum(-1), 1)
+    assert np.abs(p[0] - p[1]).max() > 0.01
+
+
+def test_disagreements_by_hand() -> None:
+    agree = np.array([[[0.5, 0.5]], [[0.5, 0.5]]])
+    dispute = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    np.testing.assert_allclose(entropy(agree), np.log(2))
+    np.testing.assert_allclose(entropy(dispute), np.log(2))
+    np.testing.assert_allclose(mutual_information(agree), 0, atol=1e-12)
+    np.testing.assert_allclose(mutual_information(dispute), np.log(2))
+    np.testing.assert_allclose(variance(dispute), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([0, 1], "one class label for each of the 60"), (np.linspace(0, 1, 60), "whole numbers"), (-np.ones(60), "negative"),
+     (["cat"] * 60, "numbers are needed")],
+)  # fmt: skip
+def test_bad_labels_are_refused(labels: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MAKERS["DeepEnsemble"]().fit(vectors(), labels)
+    with pytest.raises(InputError, match="at least 2 members"):
+        onefold.DeepEnsemble(1)

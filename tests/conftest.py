@@ -7,10 +7,10 @@ from jaxtyping import install_import_hook
 if not os.environ.get("JAXTYPING_DISABLE"):
     install_import_hook("onefold", "checker.checked")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import HealthCheck, settings  # noqa: E402
-from torch import Generator  # noqa: E402
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import Generator
 
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")

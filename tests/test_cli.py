@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from onefold.report.plots import draw_line, draw_plane
 CHROMIUM = shutil.which("chromium")
 
 
-def onefold(*arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
+def onefold(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "onefold.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **keywords)
 
@@ -68,7 +69,7 @@ def test_errors_of_the_house_are_one_line(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.fixture(scope="module")
-def small_demo() -> tuple[dict, list[demo.Outcome], demo.Sets]:
+def small_demo() -> Any:
     """Outcomes with made-up scores: the page is tested here, the methods elsewhere."""
     data, rng = demo.sets(), np.random.default_rng(0)
     names = ("CSD", "CSD-Aug", "<script>alert(1)</script>")
@@ -79,7 +80,7 @@ def small_demo() -> tuple[dict, list[demo.Outcome], demo.Sets]:
     return demo.summary(outcomes, data, 0), outcomes, data
 
 
-def test_results_hold_their_provenance(small_demo) -> None:
+def test_results_hold_their_provenance(small_demo: Any) -> None:
     result, outcomes, _ = small_demo
     again = json.loads(json.dumps(result))
     assert {"commit", "date", "seed", "device", "data", "recipe", "torch"} <= set(again)
@@ -91,6 +92,11 @@ def test_results_hold_their_provenance(small_demo) -> None:
     assert figures["AUROC"]["letters"] == pytest.approx(
         100 * np.mean(outcomes[0].strange["letters"][:, None] > outcomes[0].familiar[None])
     )
+
+
+def page_of(small_demo: Any) -> str:
+    result, outcomes, data = small_demo
+    return render(result, outcomes, data, "CSD-Aug")
 
 
 class Links(HTMLParser):
@@ -106,8 +112,8 @@ class Links(HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
-def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo) -> None:
-    page = render(*small_demo, "CSD-Aug")
+def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo: Any) -> None:
+    page = page_of(small_demo)
     links = Links()
     links.feed(page)
     assert len(links.addresses) == 3 + 4
@@ -118,7 +124,7 @@ def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo) -> Non
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_the_page_in_a_browser(small_demo, tmp_path: Path) -> None:
+def test_the_page_in_a_browser(small_demo: Any, tmp_path: Path) -> None:
     """Chromium lays it out: all pictures load, every row is there, nothing runs over the side of a narrow screen."""
     assert CHROMIUM is not None
     probe = (
@@ -127,7 +133,7 @@ def test_the_page_in_a_browser(small_demo, tmp_path: Path) -> None:
         "document.querySelectorAll('#means tbody tr').length + ' ' + wide; }</script>"
     )
     path = tmp_path / "index.html"
-    path.write_text(render(*small_demo, "CSD-Aug").replace("</body>", probe + "</body>"), encoding="utf-8")
+    path.write_text(page_of(small_demo).replace("</body>", probe + "</body>"), encoding="utf-8")
     for width in ("1100", "400"):
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
                  f"--user-data-dir={tmp_path / width}", f"--window-size={width},900"]  # fmt: skip
@@ -136,9 +142,9 @@ def test_the_page_in_a_browser(small_demo, tmp_path: Path) -> None:
         assert "<title>true 7 3 false</title>" in done.stdout
 
 
-def test_the_table_marks_the_best_of_each_column(small_demo) -> None:
+def test_the_table_marks_the_best_of_each_column(small_demo: Any) -> None:
     _, outcomes, _ = small_demo
-    page = render(*small_demo, "CSD-Aug")
+    page = page_of(small_demo)
     best = max(outcomes, key=lambda o: o.figures["AUROC"]["mean"]).figures["AUROC"]["mean"]
     assert f'<td class="best">{best:.1f}</td>' in page
     lowest = min(o.figures["FPR95"]["mean"] for o in outcomes)

@@ -151,19 +151,26 @@ def test_from_model_takes_several_inputs_and_dicts(generator: Generator) -> None
     net = TwoInputs()
     image, code = torch.randn(6, 3, generator=generator), torch.randint(5, (6,), generator=generator)
     expected = torch.tanh(net.a(image) + net.b(code)).detach()
-    for model, x in ((net, (image, code)), (net, {"code": code, "image": image}), (OneDict(net), {"image": image, "code": code})):
+    for model, x in (
+        (net, (image, code)),
+        (net, {"code": code, "image": image}),
+        (OneDict(net), {"image": image, "code": code}),
+    ):
         torch.testing.assert_close(from_model(model).features(x), expected)
-    torch.testing.assert_close(empirical_ntk(net)((image, code), (image, code)), empirical_ntk(net)((image, code), (image, code)).T)
+    torch.testing.assert_close(
+        empirical_ntk(net)((image, code), (image, code)), empirical_ntk(net)((image, code), (image, code)).T
+    )
     with pytest.raises(InputError, match=r"different lengths: \[5, 6\]"):
         from_model(net).features((image, code[:5]))
 
 
 def photograph(net: nn.Module) -> tuple:
     """All that a borrower could change about a model."""
+    tensors = [*net.named_parameters(), *net.named_buffers()]
     return (
-        {name: (t.clone(), t.data_ptr(), t.device, t.requires_grad) for name, t in [*net.named_parameters(), *net.named_buffers()]},
+        {name: (t.clone(), t.data_ptr(), t.device, t.requires_grad) for name, t in tensors},
         [(name, m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in net.named_modules()],
-    )  # fmt: skip
+    )
 
 
 def test_the_model_comes_back_as_it_was(generator: Generator) -> None:

@@ -150,9 +150,8 @@ def test_methods_resume_and_refuse_other_data(name: str, tmp_path: Path) -> None
 def test_descend_is_gradient_descent_with_heavy_ball() -> None:
     """On ½ a θ² the iteration is θ ← θ + v, v ← m v − r a θ, done here by hand."""
     theta = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
-    values = []
-    for update in descend([theta], lambda: (1.5 * theta.square()).sum(), steps=5, rate=0.1, momentum=0.5):
-        values.append((float(update.loss), float(theta.detach())))
+    updates = descend([theta], lambda: (1.5 * theta.square()).sum(), steps=5, rate=0.1, momentum=0.5)
+    values = [(float(update.loss), float(theta.detach())) for update in updates]
     hand, v = 1.0, 0.0
     for loss, found in values:
         assert loss == pytest.approx(1.5 * hand**2)
@@ -187,7 +186,9 @@ def test_files_round_trip(tmp_path: Path) -> None:
     tensors, header = store.load(path, "thing")
     assert header == {"name": "ψ", "sizes": [1, 2]}
     assert tensors.keys() == TENSORS.keys()
-    assert all(torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == TENSORS[name].dtype for name in TENSORS)
+    assert all(
+        torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == TENSORS[name].dtype for name in TENSORS
+    )
 
 
 @pytest.fixture(scope="module")

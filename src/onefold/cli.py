@@ -28,9 +28,12 @@ class Demo:
     """The same seed gives the same result on the same machine."""
 
     def __call__(self) -> None:
-        out = _folder(self.out)
         from rich.console import Console
 
+        from onefold.inputs import check_seed
+
+        check_seed(self.seed)
+        out = _folder(self.out)
         from onefold import demo
         from onefold.report.page import render
         from onefold.store import write_bytes, write_json
@@ -60,11 +63,13 @@ class Toy:
     """The same seed gives the same figures on the same machine."""
 
     def __call__(self) -> None:
-        out = _folder(self.out)
         from onefold import toy
+        from onefold.inputs import check_seed
         from onefold.report.plots import draw_line, draw_plane
         from onefold.store import write_json
 
+        check_seed(self.seed)
+        out = _folder(self.out)
         line, plane, summary = toy.run(self.seed)
         draw_line(line, out / "toy_1d.png")
         draw_plane(plane, out / "toy_2d.png")

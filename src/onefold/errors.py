@@ -21,5 +21,9 @@ class NotEnoughMemoryError(OnefoldError, MemoryError):
     """A job that would not fit, refused before it starts."""
 
 
+class TrainingError(OnefoldError, RuntimeError):
+    """A training that ended in NaN or infinity."""
+
+
 class FileError(OnefoldError, ValueError):
     """A file that is damaged, foreign, of a newer version, or made by another run."""

@@ -53,7 +53,7 @@ class Reader:
                 f"{name} has samples of shape {tuple(raw.shape[1:])}, the model was fitted on {self.shape}"
             )
         if (raw.dtype == torch.uint8) != self.uint8:
-            fitted, given = ("uint8", raw.dtype) if self.uint8 else ("floating point", "uint8")
+            fitted, given = ("uint8", str(raw.dtype).removeprefix("torch.")) if self.uint8 else ("other", "uint8")
             raise InputError(f"{name} is {given}, the model was fitted on {fitted} data: bring both to the same scale")
         return self._arrange(raw, name)
 
@@ -94,20 +94,33 @@ def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
         raise InputError(f"{name} has values that are not whole numbers: class labels 0, 1, 2 … are needed")
     if labels.min() < 0:
         raise InputError(f"{name} has negative class labels: 0, 1, 2 … are needed")
+    if not labels.max() < n:
+        raise InputError(f"{name} has the class label {float(labels.max()):g} for {n} samples: number them 0, 1, 2 …")
+    if labels.min() == labels.max():
+        raise InputError(f"{name} has one class only: a classifier needs at least 2")
     return labels.long()
+
+
+def check_seed(seed: int) -> int:
+    """A seed that every generator here can take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"the seed must be a whole number from 0 to 2³² − 1, not {seed!r}")
+    return seed
 
 
 def pick_device(device: str) -> torch.device:
     """'auto' is the first GPU if there is one, else the CPU."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device {device!r} is unknown: use 'auto', 'cpu' or 'cuda'") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {device!r} was asked for, but torch sees no CUDA device")
-    return chosen
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:1'")
+    if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
+        raise InputError(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
 
 def to_device(x: Float[Tensor, "n *sample"], device: torch.device) -> Float[Tensor, "n *sample"]:
@@ -121,26 +134,35 @@ def to_device(x: Float[Tensor, "n *sample"], device: torch.device) -> Float[Tens
 def in_batches(score: Callable[[Tensor], Tensor], x: Tensor, device: torch.device, size: int = 1024) -> Scores:
     """score(x) in batches on `device`, without gradients, as a NumPy array."""
     with torch.no_grad():
-        parts = [score(part.to(device)).double().cpu() for part in x.split(size)]
-    return torch.cat(parts).numpy()
+        scores = torch.cat([score(part.to(device)).double().cpu() for part in x.split(size)])
+    if not scores.isfinite().all():
+        bad = int((~scores.isfinite()).sum())
+        raise InputError(f"{bad} of {len(x)} inputs have no finite score: their features overflow or are NaN")
+    return scores.numpy()
 
 
 def batch_length(x: Batch) -> int:
     """Number of samples in a batch, which every tensor in it must agree on."""
-    tensors = batch_tensors(x)
-    if not tensors:
-        raise InputError("the batch holds no tensor")
-    lengths = {len(t) for t in tensors}
+    lengths = {len(t) for t in batch_tensors(x)}
     if len(lengths) != 1:
         raise InputError(f"the tensors of one batch have different lengths: {sorted(lengths)}")
-    return lengths.pop()
+    length = lengths.pop()
+    if length == 0:
+        raise InputError("the batch is empty")
+    return length
 
 
 def batch_tensors(x: Batch) -> list[Tensor]:
     """The tensors of a batch, in order."""
-    if isinstance(x, Tensor):
-        return [x]
-    return list(x.values()) if isinstance(x, Mapping) else list(x)
+    tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
+    if not tensors or not all(isinstance(t, Tensor) and t.ndim > 0 for t in tensors):
+        raise InputError("a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first")
+    return tensors
+
+
+def batch_slices(x: Batch, size: int) -> list[Batch]:
+    """The batch in parts of at most `size` samples."""
+    return [map_batch(lambda t, i=i: t[i : i + size], x) for i in range(0, batch_length(x), size)]
 
 
 def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
@@ -153,20 +175,27 @@ def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
 
 def _as_tensor(x: ArrayLike, name: str) -> Tensor:
-    if not isinstance(x, Tensor):
-        try:
-            array = np.asarray(x)
-        except ValueError:
-            raise InputError(f"{name} is ragged: every sample must have the same shape") from None
-        if array.dtype.kind not in "biuf":
-            raise InputError(
-                f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)"
-            )
-        if array.dtype.kind == "u" and array.dtype != np.uint8:
-            array = array.astype(np.int64)
-        x = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
-    if x.is_complex() or x.is_quantized:
-        raise InputError(f"{name} has dtype {x.dtype}: real numbers are needed")
-    if x.ndim == 0 or x.numel() == 0:
-        raise InputError(f"{name} is empty: its shape is {tuple(x.shape)}")
-    return x.detach()
+    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_as_array(x, name))
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+        raise InputError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}: plain real numbers are needed")
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        raise InputError(f"{name} is empty: its shape is {tuple(tensor.shape)}")
+    return tensor
+
+
+def _as_array(x: ArrayLike, name: str) -> np.ndarray:
+    """NumPy's view of `x`, copied where torch could not share it."""
+    if not isinstance(x, list | tuple) and not hasattr(x, "__array__"):
+        raise InputError(f"{name} is a {type(x).__name__}: a NumPy array, a tensor or lists of numbers are needed")
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError, RuntimeError):
+        raise InputError(f"{name} is ragged or mixed: every sample must be numbers of the same shape") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)")
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise InputError(f"{name} has masked values: fill or drop them first")
+    if (array.dtype.kind == "u" and array.dtype != np.uint8) or array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()

@@ -13,9 +13,14 @@ def available(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return 8 * 2**30  # no /proc (macOS, Windows): a machine of ordinary size
+    try:  # a container may have less than its host
+        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        return min(free, int(limit) - int(used))
+    except (OSError, ValueError):
+        return free
 
 
 def require(needed: int, limit: int, *, what: str, way_out: str) -> None:

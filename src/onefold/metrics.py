@@ -36,12 +36,18 @@ def fpr95(familiar: ArrayLike, strange: ArrayLike) -> float:
 
 def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Share of labels predicted right."""
-    return float(np.mean(np.asarray(predicted) == np.asarray(labels)))
+    found, true = np.asarray(predicted), np.asarray(labels)
+    if found.shape != true.shape:
+        raise InputError(f"predictions have shape {found.shape}, labels {true.shape}")
+    return float(np.mean(found == true))
 
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank; NaN if one side is constant."""
-    left, right = (_ranks(np.asarray(values, dtype=np.float64).ravel()) for values in (a, b))
+    values = [np.asarray(side, dtype=np.float64).ravel() for side in (a, b)]
+    if len(values[0]) != len(values[1]) or not all(np.isfinite(side).all() for side in values):
+        raise InputError("a rank correlation needs two finite sets of scores of the same length")
+    left, right = (_ranks(side) for side in values)
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return float("nan")
     return float(np.corrcoef(left, right)[0, 1])

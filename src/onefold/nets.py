@@ -16,6 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 
 Activation: TypeAlias = Literal["relu", "erf"]
 
+FARTHEST = 1e4  # standard deviations: beyond, features could overflow, and what is strange is strange enough
+
 
 class Standardise(nn.Module):
     """(x − mean) / std with the statistics of the train set: per feature for vectors, one pair for images."""
@@ -26,12 +28,12 @@ class Standardise(nn.Module):
     def __init__(self, x: Float[Tensor, "n *sample"]) -> None:
         super().__init__()
         axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
-        std, mean = torch.std_mean(x.double(), dim=axes, correction=0, keepdim=x.ndim == 2)
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("std", torch.where(std > 1e-6 * mean.abs(), std, 1.0).float())
+        std, mean = torch.std_mean(x, dim=axes, correction=0, keepdim=x.ndim == 2)
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", torch.where(std > 1e-6 * mean.abs(), std, 1.0))
 
     def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n *sample"]:
-        return (x - self.mean) / self.std
+        return ((x - self.mean) / self.std).clamp(-FARTHEST, FARTHEST)
 
 
 class MLP(nn.Module):
@@ -110,7 +112,7 @@ def backbone(
             net = MLP(shape[0], hidden, outputs)
         else:
             net = Impala((shape[0], shape[1], shape[2]), channels, hidden, outputs)
-    net = net.to_empty(device="cpu")
+    net = net.to_empty(device="cpu").float()
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = 1.0 if module is net.head else math.sqrt(2)

@@ -28,6 +28,7 @@ def commit() -> str | None:
     """The commit of the source tree, with '+' if it has been changed since; None outside a repository."""
     here = Path(__file__).parent
     try:
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # installed into somebody else's repository?
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--", str(here)) else "")
     except (OSError, subprocess.CalledProcessError):

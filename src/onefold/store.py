@@ -72,10 +72,12 @@ def fingerprint(*parts: Any) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
-            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            text = f"{part.dtype}{tuple(part.shape)}"
+            content = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         else:
-            digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
+            text, content = "json", json.dumps(part, sort_keys=True, default=repr).encode()
+        digest.update(f"{text}:{len(content)}:".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 

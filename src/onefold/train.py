@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from onefold import store
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, TrainingError
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
@@ -40,14 +40,18 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 2:
             raise InputError(f"training needs at least 1 step and batches of 2, not {self.steps} and {self.batch}")
-        if not 0 < self.lr < float("inf"):
-            raise InputError(f"the learning rate must be positive, not {self.lr}")
+        if not 0 < self.lr < float("inf") or not 0 < self.adam_eps < float("inf"):
+            raise InputError(f"learning rate and Adam's epsilon must be positive, not {self.lr} and {self.adam_eps}")
+        if not 0 <= self.warmup < self.steps:
+            raise InputError(f"the warm-up must be shorter than the {self.steps} steps, not {self.warmup}")
+        if not all(isinstance(value, int) for value in (self.steps, self.batch, self.warmup)):
+            raise InputError("steps, batch and warm-up must be whole numbers")
 
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, …, steps − 1."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        return self.lr * (self.steps - step) / max(self.steps - self.warmup, 1)
+        return self.lr * (self.steps - step) / (self.steps - self.warmup)
 
 
 class Draws:
@@ -59,7 +63,7 @@ class Draws:
     def __init__(self, batch: int, integers: int, uniforms: int, seed: int, device: torch.device) -> None:
         self.generator = Generator(device).manual_seed(seed)
         self.integers = torch.zeros(batch, integers, dtype=torch.int64, device=device)
-        self.uniforms = torch.zeros(batch, uniforms, device=device)
+        self.uniforms = torch.zeros(batch, uniforms, dtype=torch.float32, device=device)
 
     def refill(self) -> None:
         self.integers.random_(0, 2**62, generator=self.generator)
@@ -74,16 +78,27 @@ class Update(NamedTuple):
 
 
 class Training:
-    """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it."""
+    """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it.
+
+    On a GPU steps are `compiled` and replayed as a graph, and with `bf16` the networks run in bfloat16.
+    """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], loss: Loss, recipe: Recipe, draws: Draws, *, compiled: bool = True
+        self,
+        parameters: Sequence[nn.Parameter],
+        loss: Loss,
+        recipe: Recipe,
+        draws: Draws,
+        *,
+        compiled: bool = True,
+        bf16: bool = False,
     ) -> None:
-        device = draws.integers.device
+        self.device = device = draws.integers.device
         self.parameters, self.loss, self.recipe, self.draws = list(parameters), loss, recipe, draws
         self.on_gpu = device.type == "cuda"
-        self.compiled = compiled and self.on_gpu
+        self.compiled, self.bf16 = compiled and self.on_gpu, bf16 and self.on_gpu
         self.step = 0
+        self.tail = torch.zeros(2, device=device)  # sum and number of the losses in the last tenth of the steps
         self.lr = torch.tensor(recipe.lr, device=device) if self.on_gpu else recipe.lr
         self.optimiser = torch.optim.Adam(
             self.parameters, lr=self.lr, eps=recipe.adam_eps, fused=True, capturable=self.on_gpu
@@ -96,11 +111,15 @@ class Training:
             self._set_rate(self.recipe.rate(self.step))
             loss = gradient_step()
             self.step += 1
+            if 10 * self.step > 9 * self.recipe.steps:
+                self.tail[0] += loss
+                self.tail[1] += 1
             yield Update(self.step, loss)
+        self.optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
-        tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state()}
+        tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state(), "tail": self.tail}
         for i, parameter in enumerate(self.parameters):
             tensors[f"{i}.parameter"] = parameter
             for key, value in self.optimiser.state[parameter].items():
@@ -111,14 +130,19 @@ class Training:
         """Go on from `state()` of a training of the same form."""
         self.step = int(tensors["step"])
         self.draws.generator.set_state(tensors["generator"])
+        self.tail.copy_(tensors["tail"])
         for i, parameter in enumerate(self.parameters):
             prefix = f"{i}."
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             with torch.no_grad():
                 parameter.copy_(own.pop("parameter"))
-            self.optimiser.state[parameter] = {
-                key: value.to(parameter.device if self.on_gpu or key != "step" else "cpu") for key, value in own.items()
-            }
+                self.optimiser.state[parameter] = {key: self._placed(value, parameter) for key, value in own.items()}
+
+    def _placed(self, value: Tensor, parameter: Tensor) -> Tensor:
+        """Adam's state where Adam wants it: moments in the memory layout of their parameter, which no file keeps."""
+        if value.shape == parameter.shape and value.ndim > 0:
+            return torch.empty_like(parameter).copy_(value)
+        return value.to(parameter.device if self.on_gpu else "cpu")
 
     def _set_rate(self, rate: float) -> None:
         if isinstance(self.lr, Tensor):
@@ -129,7 +153,8 @@ class Training:
 
     def _plain_step(self, loss_function: Loss | None = None) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.on_gpu else nullcontext():
+        precision = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
+        with torch.enable_grad(), precision:
             loss = (loss_function or self.loss)(self.draws.integers, self.draws.uniforms)
         loss.backward()
         self.optimiser.step()
@@ -141,22 +166,23 @@ class Training:
         graph = torch.cuda.CUDAGraph()
         captured: list[Tensor] = []
         eager_left = EAGER_STEPS
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream(self.device)
 
         def step() -> Tensor:
             nonlocal eager_left
-            if eager_left > 0:
-                eager_left -= 1
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    loss = self._plain_step(compiled_loss)
-                torch.cuda.current_stream().wait_stream(side)
-                return loss
-            if not captured:
-                with torch.cuda.graph(graph):
-                    captured.append(self._plain_step(compiled_loss))
-            graph.replay()
-            return captured[0]
+            with torch.cuda.device(self.device):
+                if eager_left > 0:
+                    eager_left -= 1
+                    side.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(side):
+                        loss = self._plain_step(compiled_loss)
+                    torch.cuda.current_stream().wait_stream(side)
+                    return loss
+                if not captured:
+                    with torch.cuda.graph(graph):
+                        captured.append(self._plain_step(compiled_loss))
+                graph.replay()
+                return captured[0].clone()
 
         return step
 
@@ -189,6 +215,8 @@ def checkpointed(training: Training, path: Path, fingerprint: str, every: float 
         if header.get("fingerprint") != fingerprint:
             raise FileError(f"{path}: belongs to a run on other data or settings; delete it or name another file")
         training.restore(tensors)
+    else:  # a place that cannot be written to is better known now than after the first interval
+        store.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": 0})
     written = time.monotonic()
     for update in training:
         done = update.step == training.recipe.steps
@@ -228,10 +256,8 @@ def run(
 ) -> float:
     """Train to the end, with checkpoints if a file is named; the mean loss over the last tenth of the steps."""
     updates = checkpointed(training, checkpoint, fingerprint) if checkpoint else iter(training)
-    tail = max(1, training.recipe.steps // 10)
-    total, count = torch.zeros((), device=training.draws.integers.device), 0
-    for update in shown(updates, training.recipe.steps, label, show):
-        if update.step > training.recipe.steps - tail:
-            total += update.loss
-            count += 1
-    return float(total) / count if count else float("nan")
+    for _ in shown(updates, training.recipe.steps, label, show):
+        pass
+    if not all(p.isfinite().all() for p in training.parameters):
+        raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}; use a smaller one")
+    return float(training.tail[0] / training.tail[1])

@@ -22,11 +22,11 @@ Scores: TypeAlias = NDArray[np.float64]
 class Kernel(Protocol):
     """A similarity k(x, x′) between inputs, such as the neural tangent kernel of Eq. 4."""
 
-    def __call__(self, x1: Any, x2: Any) -> Float[Tensor, "n1 n2"]:
+    def __call__(self, x1: Any, x2: Any, /) -> Float[Tensor, "n1 n2"]:
         """k(x1_i, x2_j) for every pair."""
         ...
 
-    def diag(self, x: Any) -> Float[Tensor, " n"]:
+    def diag(self, x: Any, /) -> Float[Tensor, " n"]:
         """k(x_i, x_i), without the other pairs."""
         ...
 
@@ -35,6 +35,6 @@ class Kernel(Protocol):
 class FeatureKernel(Kernel, Protocol):
     """A kernel of finitely many features: k(x, x′) = φ(x)ᵀφ(x′)."""
 
-    def features(self, x: Any) -> Float[Tensor, "n d"]:
+    def features(self, x: Any, /) -> Float[Tensor, "n d"]:
         """φ(x_i), row by row."""
         ...

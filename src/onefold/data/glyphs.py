@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float32
 from PIL import Image, ImageDraw, ImageFont
 
+from onefold.errors import InputError
+
 LETTERS = "ABCDEFGHIJabcdefghij"
 FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -24,6 +26,8 @@ def letters(count: int, seed: int = 0, size: int = 8) -> Float32[np.ndarray, "n 
 
     Made as the digits were: a black-and-white bitmap whose ink is counted in blocks of equal size.
     """
+    if not 1 <= size <= CANVAS or CANVAS % size:
+        raise InputError(f"letters come in sizes that divide {CANVAS}, not {size}")
     rng = np.random.default_rng(seed)
     images = [_letter(rng) for _ in range(count)]
     blocks = np.stack(images).reshape(count, size, CANVAS // size, size, CANVAS // size)

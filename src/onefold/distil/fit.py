@@ -8,9 +8,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.distil.augment import UNIFORMS
-from onefold.distil.contexts import Contexts
+from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.loss import similarity_loss
 from onefold.distil.model import Similarity
+from onefold.errors import InputError
 from onefold.memory import available
 from onefold.nets import backbone
 from onefold.train import Draws, Recipe, Training
@@ -31,23 +32,35 @@ class Architecture:
 class Labels:
     """Θ(x, c) for a minibatch, of unit diagonal if `normalise`; features of the train set are computed once."""
 
+    @torch.no_grad()
     def __init__(self, kernel: Kernel, x_train: Float[Tensor, "n *sample"], *, normalise: bool) -> None:
         self.kernel, self.normalise = kernel, normalise
+        self.features = kernel.features if isinstance(kernel, FeatureKernel) else None
         self.cache: Tensor | None = None
-        if isinstance(kernel, FeatureKernel):
-            size = kernel.features(x_train[:2]).nbytes // 2 * len(x_train)
+        if self.features is not None:
+            size = self.features(x_train[:2]).nbytes // 2 * len(x_train)
             if size < available(x_train.device) // 4:
-                self.cache = self._prepared(kernel.features(x_train))
+                self.cache = self._prepared(self.features(x_train))
+                if not self.cache.isfinite().all() or not self.cache.any():
+                    raise InputError(
+                        "the kernel's features of the train data are NaN, infinite, or all zero (is the data constant?)"
+                    )
 
     @torch.no_grad()
     def __call__(self, index: Int[Tensor, " n"], x: Tensor, c: Tensor) -> Float[Tensor, "n n"]:
-        if not isinstance(self.kernel, FeatureKernel):
-            theta = self.kernel(x, c).float()
-            if self.normalise:
-                theta = theta / (self.kernel.diag(x)[:, None] * self.kernel.diag(c)[None, :]).sqrt().float()
-            return theta
-        left = self._prepared(self.kernel.features(x)) if self.cache is None else self.cache[index]
-        return left @ (left if c is x else self._prepared(self.kernel.features(c))).T
+        with torch.autocast(x.device.type, enabled=False):
+            if self.features is None:
+                return self._from_kernel(x, c)
+            left = self._prepared(self.features(x)) if self.cache is None else self.cache[index]
+            right = left if c is x else self._prepared(self.features(c))
+            return left @ right.T
+
+    def _from_kernel(self, x: Tensor, c: Tensor) -> Tensor:
+        theta = self.kernel(x, c)
+        if self.normalise:
+            scale = (self.kernel.diag(x)[:, None] * self.kernel.diag(c)[None, :]).sqrt()
+            theta = torch.where(scale > 0, theta / scale, 0.0)
+        return theta.to(x.device, torch.float32)
 
     def _prepared(self, z: Tensor) -> Tensor:
         return F.normalize(z.float(), dim=1) if self.normalise else z.float()
@@ -78,9 +91,15 @@ def distillation(
     contexts: Contexts,
     recipe: Recipe,
     seed: int,
+    *,
+    compiled: bool = True,
 ) -> Training:
-    """The training of `model` on the data `x`, where they lie: minimise the loss over minibatches of x and contexts."""
+    """The training of `model` on the data `x`, where they lie: minimise the loss over minibatches of x and contexts.
+
+    Without `compiled` the steps that call the kernel run as they are: a user's kernel may do what no graph can hold.
+    """
     labels = Labels(kernel, x, normalise=model.normalise)
+    calls_kernel = labels.cache is None or not isinstance(contexts, TrainContexts)
 
     def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
         index = integers[:, 0] % len(x)
@@ -89,4 +108,5 @@ def distillation(
         return similarity_loss(model(batch, context), labels(index, batch, context))
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, x.device)
-    return Training([p for p in model.parameters() if p.requires_grad], loss, recipe, draws)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return Training(parameters, loss, recipe, draws, compiled=compiled or not calls_kernel, bf16=True)

@@ -12,10 +12,12 @@ from onefold.types import Kernel
 
 
 class KnownQueries(NamedTuple):
-    """The variance at each query (Eq. 10), and each query's regression g_{x_t} on the points asked for (Eq. 9)."""
+    """The variance at each query (Eq. 10), each query's regression g_{x_t} on the points asked for (Eq. 9), and the
+    share of variances that came out negative and were clamped to zero."""
 
     variance: Float[Tensor, " q"]
     regression: Float[Tensor, "q p"]
+    clamped: float
 
 
 def distil_known_queries(
@@ -49,4 +51,5 @@ def distil_known_queries(
             return (outputs(net, trained, x) - net(x).squeeze(-1)) / shrink
 
     gap = kernel.diag(x_query).to(x_train) - regression(x_query).diagonal()
-    return KnownQueries(gap.clamp(min=0), regression(x_query if points is None else points))
+    clamped = float((gap < 0).double().mean())
+    return KnownQueries(gap.clamp(min=0), regression(x_query if points is None else points), clamped)

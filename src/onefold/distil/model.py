@@ -2,13 +2,20 @@
 
 import copy
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 
+def inner_products(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+    """a bᵀ in full precision: similarities lie close together, and bfloat16 has only two digits for them."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b.T
+
+
 class Similarity(nn.Module):
-    """g(x, c) = scale · φ(x)ᵀψ(c); with `normalise`, of unit vectors φ̄ᵀψ̄ (supplement, "Normalization").
+    """g(x, c) = scale · φ(x)ᵀψ(c); with `normalise`, φ̄ᵀψ̄ of unit vectors and no scale (supplement, "Normalization").
 
     With `small_init`, ĝ = g − g₀ (footnote to Eq. 9): frozen copies of both networks keep what g was at the start.
     """
@@ -18,14 +25,14 @@ class Similarity(nn.Module):
     ) -> None:
         super().__init__()
         self.phi, self.psi = phi, psi
-        self.normalise, self.scale = normalise, scale
+        self.normalise, self.scale = normalise, 1.0 if normalise else scale
         self.start = nn.ModuleList(copy.deepcopy(net).requires_grad_(False) for net in (phi, psi) if small_init)
 
     def forward(self, x: Float[Tensor, "n *sample"], c: Float[Tensor, "m *sample"]) -> Float[Tensor, "n m"]:
         """g(x_i, c_j) for every pair, from one pass over each side."""
-        g = self._vectors(self.phi, x) @ self._vectors(self.psi, c).T
+        g = inner_products(self._vectors(self.phi, x), self._vectors(self.psi, c))
         if self.start:
-            g = g - self._vectors(self.start[0], x) @ self._vectors(self.start[1], c).T
+            g = g - inner_products(self._vectors(self.start[0], x), self._vectors(self.start[1], c))
         return self.scale * g
 
     def confidence(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
@@ -34,8 +41,9 @@ class Similarity(nn.Module):
 
     def gap(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
         """1 − g(x, x) of a normalised model, as ½‖φ̄ − ψ̄‖²: the plain difference cancels in float32."""
-        difference = self._vectors(self.phi, x) - self._vectors(self.psi, x)
-        return 0.5 * difference.square().sum(1) + self._before(x)
+        a, b = self._vectors(self.phi, x), self._vectors(self.psi, x)
+        dead = ~(a.any(1) & b.any(1))  # a vector of zeros has no direction: g = 0
+        return torch.where(dead, 1.0, 0.5 * (a - b).square().sum(1)) + self._before(x)
 
     def _before(self, x: Tensor) -> Tensor | float:
         return self.scale * self._paired(self.start[0], self.start[1], x) if self.start else 0.0

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from onefold.distil.limit import PairKernel, all_pairs
 from onefold.distil.model import Similarity
+from onefold.errors import TrainingError
 from onefold.kernels import InfiniteMLP
 from onefold.nets import NTKMLP
 from onefold.train import descend, shown
@@ -59,12 +60,15 @@ def distil_wide(
     for _ in shown(descend(parameters, loss, steps=steps, rate=rate, momentum=momentum), steps, label):
         pass
     with torch.no_grad():
-        return float((model(x, c) - target).norm() / target.norm())
+        left = float((model(x, c) - target).norm() / target.norm())
+    if not math.isfinite(left):
+        raise TrainingError(f"{label}: training diverged; use a smaller momentum, or a wider model")
+    return left
 
 
 def _largest_eigenvalue(matrix: Float[Tensor, "n n"], iterations: int = 50) -> float:
-    """By power iteration: the matrix of a kernel has no negative entries large enough to hide its leading vector."""
-    vector = torch.ones(len(matrix), dtype=matrix.dtype)
+    """By power iteration from a random vector."""
+    vector = torch.randn(len(matrix), dtype=matrix.dtype, generator=Generator().manual_seed(0))
     for _ in range(iterations):
         vector = matrix @ vector
         vector = vector / vector.norm()

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.func import functional_call, jvp, vmap
 
-from onefold.errors import InputError
+from onefold.errors import TrainingError
 from onefold.kernels import empirical_ntk
 from onefold.nets import NTKMLP
 from onefold.train import descend, shown
@@ -81,7 +81,7 @@ def train(
         pass
     trained = {name: p.detach() for name, p in theta.items()}
     if not all(p.isfinite().all() for p in trained.values()):
-        raise InputError(f"training diverged at learning rate {rate:.3g}: use a smaller lr, or leave it out")
+        raise TrainingError(f"training diverged at learning rate {rate:.3g}: use a smaller lr, or leave it out")
     return trained, rate
 
 

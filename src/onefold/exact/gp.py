@@ -9,9 +9,11 @@ from torch import Tensor
 
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
-from onefold.inputs import batch_length
+from onefold.inputs import batch_length, batch_slices
 from onefold.memory import available, require
 from onefold.types import Batch, FeatureKernel, Kernel
+
+SLICE = 4096  # train points whose features are held at once
 
 
 class Law(NamedTuple):
@@ -34,8 +36,7 @@ class Gram:
     """
 
     def __init__(self, matrix: Float[Tensor, "n n"]) -> None:
-        if not torch.isfinite(matrix).all():
-            raise InputError("the kernel gave NaN or infinity on the train points")
+        _check(matrix, "the train points")
         precision = torch.finfo(matrix.dtype).eps
         matrix = matrix.double()
         self.values, self.vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
@@ -43,8 +44,9 @@ class Gram:
 
     def weights(self, cross: Float[Tensor, "q n"], time: float = math.inf) -> Float64[Tensor, "q n"]:
         """A_t = Θ(x, X) Θ(X, X)⁻¹ (I − e^{−tΘ(X, X)}), the smoother of Eq. 22; t counts α · time."""
-        if time < 0:
-            raise InputError(f"the training time must not be negative, it is {time}")
+        if not time >= 0:
+            raise InputError(f"the training time must be zero or more, not {time}")
+        _check(cross, "the queries")
         kept = self.values > self.cutoff
         safe = torch.where(kept, self.values, 1.0)
         gain = 1 / safe if math.isinf(time) else -torch.expm1(-time * safe) / safe
@@ -75,18 +77,31 @@ def ntk_gp(
     if nngp is None and math.isinf(time) and isinstance(kernel, FeatureKernel):
         z_query = kernel.features(x_query)
         if z_query.shape[1] < n:
-            primal = PrimalGP(z_query.shape[1]).add(kernel.features(x_train), y)
+            _check(z_query, "the queries")
+            primal = PrimalGP(z_query.shape[1])
+            for part, targets in zip(batch_slices(x_train, SLICE), y.split(SLICE), strict=True):
+                primal.add(kernel.features(part), targets)
             return _clamped(primal.mean(z_query), primal.covariance(z_query))
     _fits(n, q)
-    theta_cross = kernel(x_query, x_train)
-    weights = Gram(kernel(x_train, x_train)).weights(theta_cross, time).cpu()
-    if nngp is None:
-        prior, cross, train = kernel(x_query, x_query), theta_cross, kernel(x_train, x_train)
-    else:
-        prior, cross, train = nngp(x_query, x_query), nngp(x_query, x_train), nngp(x_train, x_train)
-    prior, cross, train = (k.double().cpu() for k in (prior, cross, train))
+    theta_prior, theta_cross, theta_train = _matrices(kernel, x_query, x_train)
+    weights = Gram(theta_train).weights(theta_cross, time)
+    same = (theta_prior, theta_cross, theta_train)
+    prior, cross, train = (k.double() for k in (same if nngp is None else _matrices(nngp, x_query, x_train)))
     mixed = weights @ cross.T
     return _clamped(weights @ y, prior + weights @ train @ weights.T - mixed - mixed.T)
+
+
+def _matrices(kernel: Kernel, query: Batch, train: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """k(query, query), k(query, train), k(train, train) on the CPU, in float64 where the kernel has features."""
+    if isinstance(kernel, FeatureKernel):
+        z, w = (kernel.features(x).double().cpu() for x in (query, train))
+        return z @ z.T, z @ w.T, w @ w.T
+    return kernel(query, query).cpu(), kernel(query, train).cpu(), kernel(train, train).cpu()
+
+
+def _check(values: Tensor, where: str) -> None:
+    if not torch.isfinite(values).all():
+        raise InputError(f"the kernel gave NaN or infinity on {where}")
 
 
 def _targets(y: Tensor, n: int) -> Float64[Tensor, "n outputs"]:

@@ -1,6 +1,7 @@
 """Gaussian-process regression in feature space: one pass over the data, in any batches, in any order."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Float64
@@ -22,20 +23,24 @@ class PrimalGP:
             raise InputError(f"the noise must be zero or positive, not {noise}")
         self.device = torch.device(device)
         require(
-            4 * 8 * features**2,
+            6 * 8 * features**2,
             available(self.device),
             what=f"a covariance of {features:,} features",
             way_out="use fewer features (width=…)",
         )
-        self.noise, self.count = noise, 0
+        self._noise, self.count = noise, 0
         self.gram = torch.zeros(features, features, dtype=torch.float64, device=self.device)
         self.moment: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None
 
     def add(self, z: Float[Tensor, "n d"], y: Float[Tensor, "n outputs"] | None = None) -> "PrimalGP":
         """Take in more data. Batches may come at any time; the answer is that of all of them at once."""
-        if not torch.isfinite(z).all():
-            raise InputError("the features hold NaN or infinity")
+        if not torch.isfinite(z).all() or (y is not None and not torch.isfinite(y).all()):
+            raise InputError("the features or targets hold NaN or infinity")
+        if y is not None and len(y) != len(z):
+            raise InputError(f"there are {len(z)} points and {len(y)} targets")
+        if self.count and (y is None) != (self.moment is None):
+            raise InputError("targets must come with every batch or with none")
         z = self._double(z)
         self.gram += z.T @ z
         if y is not None:
@@ -43,6 +48,24 @@ class PrimalGP:
             self.moment = moment if self.moment is None else self.moment + moment
         self.count += len(z)
         self._factors = None
+        return self
+
+    @property
+    def noise(self) -> float:
+        return self._noise
+
+    def grown(self, parts: Iterable[Float[Tensor, "n d"]], noise: float) -> "PrimalGP":
+        """A copy that has taken in more features and assumes another noise; this one stays as it is."""
+        other = PrimalGP(len(self.gram), noise, self.device)
+        other.gram.copy_(self.gram)
+        other.count, other.moment = self.count, self.moment
+        for part in parts:
+            other.add(part)
+        return other
+
+    def factorised(self) -> "PrimalGP":
+        """This, with the work that the first answer would do already done."""
+        self._solved()
         return self
 
     def mean(self, z: Float[Tensor, "q d"]) -> Float64[Tensor, "q outputs"]:
@@ -62,19 +85,21 @@ class PrimalGP:
     def _solved(self) -> tuple[Float64[Tensor, "d r"], Float64[Tensor, "d s"]]:
         """R with RRᵀ = (S + noise·I)⁻¹, or the pseudo-inverse of S, and C with CCᵀ = the covariance of w."""
         if self._factors is None:
-            self._factors = self._with_noise() if self.noise > 0 else self._without_noise()
+            identity = torch.eye(len(self.gram), dtype=torch.float64, device=self.device)
+            lower, failed = torch.linalg.cholesky_ex(self.gram + self.noise * identity)
+            if self.noise == 0 or failed:
+                self._factors = self._by_eigenvalues()
+            else:
+                root = torch.linalg.solve_triangular(lower, identity, upper=False).T
+                self._factors = root, root * math.sqrt(self.noise)
         return self._factors
 
-    def _with_noise(self) -> tuple[Tensor, Tensor]:
-        identity = torch.eye(len(self.gram), dtype=torch.float64, device=self.device)
-        lower = torch.linalg.cholesky(self.gram + self.noise * identity)
-        root = torch.linalg.solve_triangular(lower, identity, upper=False).T
-        return root, root * math.sqrt(self.noise)
-
-    def _without_noise(self) -> tuple[Tensor, Tensor]:
+    def _by_eigenvalues(self) -> tuple[Tensor, Tensor]:
+        """For no noise, or too little for a Cholesky factor: what is zero but for rounding counts as zero."""
         values, vectors = torch.linalg.eigh(self.gram)
         seen = values > len(values) * torch.finfo(torch.float64).eps * values[-1].clamp(min=0)
-        return vectors[:, seen] / values[seen].sqrt(), vectors[:, ~seen]
+        root = vectors[:, seen] / (values[seen] + self.noise).sqrt()
+        return root, torch.cat([vectors[:, ~seen], root * math.sqrt(self.noise)], dim=1)
 
     def _double(self, t: Tensor) -> Tensor:
         return t.to(self.device, torch.float64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onefold.errors import LayerError
-from onefold.inputs import map_batch
+from onefold.inputs import batch_length, map_batch
 from onefold.types import Batch
 
 
@@ -47,6 +47,7 @@ def to_model(net: nn.Module, x: Batch) -> Batch:
 
 def find_layer(net: nn.Module, name: str) -> nn.Module:
     """The submodule of that name, or an error that names the nearest ones."""
+    name = str(name)
     layers = {known: module for known, module in net.named_modules() if known}
     if name not in layers:
         near = difflib.get_close_matches(name, layers, n=3, cutoff=0.3) or list(layers)[-3:]
@@ -82,6 +83,11 @@ def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
     value = _first_tensor(seen[-1]) if seen else None
     if value is None:
         raise LayerError(f"the layer {type(layer).__name__} gave no tensor when {type(net).__name__} ran")
+    if value.ndim < 2 or len(value) != batch_length(x):
+        raise LayerError(
+            f"the layer {type(layer).__name__} gave a tensor of shape {tuple(value.shape)} for {batch_length(x)} "
+            "samples: name a layer whose first axis counts samples"
+        )
     return value.detach().flatten(1)
 
 

@@ -36,8 +36,10 @@ class InfiniteMLP:
     kind: Literal["ntk", "nngp"] = "ntk"
 
     def __post_init__(self) -> None:
-        if self.hidden_layers < 0 or self.activation not in _EXPECTATIONS:
-            raise InputError(f"no closed form for {self.hidden_layers} hidden layers of {self.activation!r}")
+        if self.hidden_layers < 0 or self.activation not in _EXPECTATIONS or self.kind not in Pair._fields:
+            raise InputError(
+                f"no closed form for {self.hidden_layers} hidden layers of {self.activation!r}, {self.kind}"
+            )
 
     def __call__(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2"]:
         return getattr(self.both(x1, x2), self.kind)
@@ -81,6 +83,7 @@ def _relu(cross: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """E[relu(u) relu(v)] and E[1(u > 0) 1(v > 0)] (Cho & Saul, 2009)."""
     norm = (left * right).sqrt()
     cosine = torch.where(norm > 0, cross / norm, 1.0).clamp(-1, 1)
+    cosine = torch.where(cosine > 1 - 1e-14, 1.0, cosine)  # equal points, but for rounding that acos would blow up
     angle = cosine.acos()
     sine = (1 - cosine.square()).sqrt()
     return norm * (sine + (math.pi - angle) * cosine) / (2 * math.pi), (math.pi - angle) / (2 * math.pi)

@@ -10,8 +10,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError, LayerError
-from onefold.inputs import batch_length, batch_tensors, map_batch
-from onefold.kernels.borrow import find_layer, last_linear, tap
+from onefold.inputs import batch_slices, batch_tensors
+from onefold.kernels.borrow import find_layer, last_linear, tap, to_model
+from onefold.nets import MLP, NTKMLP, Impala
 from onefold.types import Batch
 
 SLICE = 1024  # samples that go through a model at once
@@ -20,12 +21,12 @@ SLICE = 1024  # samples that go through a model at once
 class Features:
     """k(x, x′) = φ(x)ᵀφ(x′), with φ of unit length if `normalise`."""
 
-    def __init__(self, feature_map: Callable[[Batch], Tensor], *, normalise: bool = False) -> None:
+    def __init__(self, feature_map: Callable[[Any], Tensor], *, normalise: bool = False) -> None:
         self._map = feature_map
         self.normalise = normalise
 
     def features(self, x: Batch) -> Float[Tensor, "n d"]:
-        parts = [self._map(part) for part in _slices(x)]
+        parts = [self._map(part) for part in batch_slices(x, SLICE)]
         z = parts[0] if len(parts) == 1 else torch.cat(parts)
         return F.normalize(z, dim=1) if self.normalise else z
 
@@ -41,9 +42,13 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
 
     `net` may be one of onefold's networks or any module whose last nn.Linear is its head. It is not changed.
     """
-    own: Any = getattr(net, "features", None)
-    if own is not None and not isinstance(own, nn.Module):
-        return Features(torch.no_grad()(own), normalise=normalise)
+    if isinstance(net, MLP | Impala | NTKMLP):
+
+        def own(x: Any) -> Tensor:
+            with torch.no_grad():
+                return net.features(to_model(net, x))  # pyright: ignore[reportArgumentType]
+
+        return Features(own, normalise=normalise)
     head = last_linear(net)
     return Features(lambda x: tap(net, head, x, before=True), normalise=normalise)
 
@@ -57,8 +62,8 @@ def from_model(
     the kernel becomes the arc-cosine kernel of the model's features. The model may take a tensor, a tuple of tensors or
     a dict; it is neither moved nor changed nor left in another mode, and its hooks are removed after every call.
     """
-    if width is not None and width < 1:
-        raise InputError(f"width must be at least 1, not {width}")
+    if width is not None and (not isinstance(width, int) or width < 1):
+        raise InputError(f"width must be a whole number of at least 1, not {width}")
     module = last_linear(net) if layer is None else find_layer(net, layer)
     projection = None if width is None else _RandomReLU(width, seed)
 
@@ -86,8 +91,3 @@ class _RandomReLU:
             )
         self._matrix = self._matrix.to(z.device)
         return F.relu(z @ self._matrix) * math.sqrt(2 / self._width)
-
-
-def _slices(x: Batch) -> list[Batch]:
-    n = batch_length(x)
-    return [map_batch(lambda t, i=i: t[i : i + SLICE], x) for i in range(0, n, SLICE)]

@@ -1,10 +1,11 @@
 """The empirical neural tangent kernel of any module, in blocks that respect a memory cap."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
@@ -16,7 +17,7 @@ from onefold.types import Batch
 
 
 class EmpiricalNTK:
-    """Eq. 4 at the model's present parameters: Θ(x, x′) = ∇_θ f(x)ᵀ ∇_θ f(x′), over all or some parameters.
+    """Eq. 4 at the model's present parameters: Θ(x, x′) = ∇_θ f(x)ᵀ ∇_θ f(x′), over all or some parameters, in float64.
 
     A model of several outputs has a matrix per pair of inputs (`full`); as a kernel it is the mean of its diagonal.
     """
@@ -25,67 +26,86 @@ class EmpiricalNTK:
         named = dict(net.named_parameters())
         if not named:
             raise LayerError(f"{type(net).__name__} has no parameters, so it has no tangent kernel")
-        patterns = ["*"] if params is None else list(params)
-        for pattern in patterns:
+        patterns = ["*"] if params is None else [params] if isinstance(params, str) else list(params)
+        for pattern in patterns or ["(nothing)"]:
             if not any(fnmatch(name, pattern) for name in named):
                 raise LayerError(
                     f"no parameter of {type(net).__name__} is called {pattern!r}; it has {', '.join(named)}"
                 )
         self._net = net
         self._moving = {n: p.detach() for n, p in named.items() if any(fnmatch(n, pattern) for pattern in patterns)}
-        rest = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        rest = {**named, **dict(net.named_buffers())}
         self._fixed = {name: t.detach() for name, t in rest.items() if name not in self._moving}
         self._memory = memory
 
-    def full(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2 outputs outputs"]:
+    def full(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2 outputs outputs"]:
         """Θ(x, x′) for every pair of inputs and of outputs."""
         n1, n2 = batch_length(x1), batch_length(x2)
-        outputs, rows = self._plan(x1, n1 * n2)
-        result = torch.zeros(n1, n2, outputs, outputs, dtype=self._dtype, device=self._device)
+        outputs, rows = self._plan(x1, lambda outputs: n1 * n2 * outputs**2)
+        result = torch.zeros(n1, n2, outputs, outputs, dtype=torch.float64, device=self._device)
         for i, left in self._blocks(x1, rows):
             for j, right in self._blocks(x2, rows):
-                k = sum(
-                    a.flatten(2).flatten(0, 1) @ b.flatten(2).flatten(0, 1).T for a, b in zip(left, right, strict=True)
-                )
-                assert isinstance(k, Tensor)
+                k = _products([a.flatten(0, 1) for a in left], [b.flatten(0, 1) for b in right])
                 k = k.reshape(len(left[0]), outputs, len(right[0]), outputs)
                 result[i : i + len(left[0]), j : j + len(right[0])] = k.transpose(1, 2)
         return result
 
-    def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:
-        return self.full(x1, x2).diagonal(dim1=2, dim2=3).mean(-1)
+    def __call__(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2"]:
+        n1, n2 = batch_length(x1), batch_length(x2)
+        outputs, rows = self._plan(x1, lambda _: n1 * n2)
+        result = torch.zeros(n1, n2, dtype=torch.float64, device=self._device)
+        for i, left in self._blocks(x1, rows):
+            for j, right in self._blocks(x2, rows):
+                result[i : i + len(left[0]), j : j + len(right[0])] = _products(left, right) / outputs
+        return result
 
-    def diag(self, x: Batch) -> Float[Tensor, " n"]:
-        _, rows = self._plan(x, batch_length(x))
-        blocks = (block for _, block in self._blocks(x, rows))
-        return torch.cat([sum(j.flatten(2).square().sum(2) for j in block).mean(1) for block in blocks])  # type: ignore
+    def diag(self, x: Batch) -> Float64[Tensor, " n"]:
+        n = batch_length(x)
+        outputs, rows = self._plan(x, lambda _: n)
+        result = torch.zeros(n, dtype=torch.float64, device=self._device)
+        for i, block in self._blocks(x, rows):
+            for gradient in block:
+                result[i : i + len(gradient)] += gradient.double().flatten(1).square().sum(1) / outputs
+        return result
 
     @property
     def _device(self) -> torch.device:
         return next(iter(self._moving.values())).device
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(iter(self._moving.values())).dtype
-
-    def _plan(self, x: Batch, pairs: int) -> tuple[int, int]:
+    def _plan(self, x: Batch, entries: Callable[[int], int]) -> tuple[int, int]:
         """Number of outputs, and how many samples' gradients can be held at once on either side."""
-        with borrowed(self._net), torch.no_grad():
-            value = call(self._net, to_model(self._net, map_batch(lambda t: t[:1], x)))
+        value, activations = self._try_one(map_batch(lambda t: t[:1], x))
         if not isinstance(value, Tensor) or value.ndim > 2:
             raise InputError("a tangent kernel needs a model whose output is one tensor [N] or [N, outputs]")
         outputs = value.numel()
-        item = self._dtype.itemsize
         limit = available(self._device) // 2 if self._memory is None else self._memory
         count = sum(p.numel() for p in self._moving.values())
-        result, row = pairs * outputs**2 * item, 2 * outputs * count * item
+        # A sample's gradients, their copies in float64, and the activations that each output is differentiated through.
+        row = outputs * count * (value.dtype.itemsize + 8) + (1 + outputs) * activations
+        result = 8 * entries(outputs)
         require(
             result + 2 * row,
             limit,
-            what=f"the tangent kernel of {pairs:,} pairs, {outputs} outputs and {count:,} parameters",
+            what=f"a tangent kernel of {entries(outputs):,} entries, {outputs} outputs and {count:,} parameters",
             way_out="use fewer samples, params=[…] for some of the parameters, kernels.last_layer, or a larger memory=",
         )
         return outputs, max(1, (limit - result) // (2 * row))
+
+    def _try_one(self, sample: Batch) -> tuple[Any, int]:
+        """The model's output for one sample, and the bytes of everything that its layers give on the way."""
+        sizes: list[int] = []
+
+        def measure(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                sizes.append(output.nbytes)
+
+        hooks = [module.register_forward_hook(measure) for module in self._net.modules()]
+        try:
+            with borrowed(self._net), torch.no_grad():
+                return call(self._net, to_model(self._net, sample)), sum(sizes)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _blocks(self, x: Batch, rows: int) -> Iterator[tuple[int, list[Tensor]]]:
         """(start, gradients [rows, outputs, *parameter] of each parameter) for one block of samples after another."""
@@ -100,6 +120,12 @@ class EmpiricalNTK:
             with borrowed(self._net):
                 gradients = vmap(jacrev(output), (None, 0))(self._moving, part)
             yield start, list(gradients.values())
+
+
+def _products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Float64[Tensor, "a b"]:
+    """Σ over parameters of the inner products of their gradients, rows against rows."""
+    pairs = zip(left, right, strict=True)
+    return torch.stack([a.double().flatten(1) @ b.double().flatten(1).T for a, b in pairs]).sum(0)
 
 
 class _Caller(nn.Module):

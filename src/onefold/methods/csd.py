@@ -20,8 +20,8 @@ from onefold.distil import (
 )
 from onefold.distil.contexts import Contexts
 from onefold.errors import InputError
-from onefold.inputs import Reader, in_batches, pick_device, to_device
-from onefold.methods.prior import fitted, generators, prior_kernel, random_network
+from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
+from onefold.methods.prior import check_kernel, fitted, generators, prior_kernel, random_network
 from onefold.nets import Standardise
 from onefold.store import fingerprint
 from onefold.train import Recipe, run
@@ -71,6 +71,8 @@ class CSD:
             raise InputError(f"augment is a share between 0 and 1, not {augment}")
         if score not in ("variance", "relative"):
             raise InputError(f"score is 'variance' or 'relative', not {score!r}")
+        check_kernel(kernel, Kernel)
+        check_seed(seed)
         self.kernel = kernel
         self.augment = augment
         self.score_kind: Score = score
@@ -104,12 +106,12 @@ class CSD:
         else:
             kernel = self.kernel
         model = similarity_model(reader.sample_shape, standardise, self.architecture, model_stream).to(self.device)
-        training = distillation(
-            model, data, kernel, self._contexts(reader, extra), self.recipe, draw_stream.initial_seed()
-        )
+        contexts, seed = self._contexts(reader, extra), draw_stream.initial_seed()
+        own = self.kernel is None
+        training = distillation(model, data, kernel, contexts, self.recipe, seed, compiled=own)
         identity = ""
         if checkpoint is not None:
-            settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment]
+            settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment, self.device.type]
             identity = fingerprint(settings, data, kernel(data[:8], data[:8]), *([] if extra is None else [extra]))
         path = None if checkpoint is None else Path(checkpoint)
         self.loss = run(training, "CSD", checkpoint=path, fingerprint=identity, show=progress)

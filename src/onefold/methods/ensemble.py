@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
-from onefold.inputs import Reader, as_labels, pick_device, to_device
+from onefold.inputs import Reader, as_labels, check_seed, pick_device, to_device
 from onefold.methods.prior import fitted, generators
 from onefold.nets import Standardise, backbone
 from onefold.store import fingerprint
@@ -45,6 +45,7 @@ class DeepEnsemble:
             raise InputError(f"an ensemble needs at least 2 members, not {members}")
         if score not in _DISAGREEMENTS:
             raise InputError(f"score is one of {', '.join(_DISAGREEMENTS)}, not {score!r}")
+        check_seed(seed)
         self.members, self.channels, self.hidden = members, channels, hidden
         self.score_kind: Disagreement = score
         self.recipe = recipe or Recipe(steps=2000)
@@ -83,7 +84,7 @@ class DeepEnsemble:
 
         draws = Draws(self.recipe.batch, self.members, 0, draw_stream.initial_seed(), self.device)
         training = Training(list(nets.parameters()), loss, self.recipe, draws)
-        settings = [asdict(self.recipe), self.members, self.channels, self.hidden, self.seed]
+        settings = [asdict(self.recipe), self.members, self.channels, self.hidden, self.seed, self.device.type]
         path = None if checkpoint is None else Path(checkpoint)
         identity = fingerprint(settings, data, labels) if path else ""
         run(training, f"ensemble of {self.members}", checkpoint=path, fingerprint=identity, show=progress)

@@ -8,9 +8,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
-from onefold.inputs import Reader, in_batches, pick_device
+from onefold.inputs import Reader, check_seed, in_batches, pick_device
 from onefold.methods.csd import Score
-from onefold.methods.prior import fitted, generators, prior_kernel, random_network
+from onefold.methods.prior import check_kernel, fitted, generators, prior_kernel, random_network
 from onefold.nets import Standardise
 from onefold.types import ArrayLike, FeatureKernel, Scores
 
@@ -26,11 +26,11 @@ class _Fitted(NamedTuple):
         return F.normalize(self.kernel.features(x), dim=1)
 
     def relative(self, x: Tensor) -> Tensor:
-        return self.gp.variance(self.unit_features(x))
+        z = self.unit_features(x)
+        return torch.where(z.any(1), self.gp.variance(z), 1.0)  # features of zero tell nothing: the prior stays
 
     def variance(self, x: Tensor) -> Tensor:
-        z = self.kernel.features(x)
-        return z.square().sum(1) * self.gp.variance(F.normalize(z, dim=1))
+        return self.kernel.diag(x) * self.relative(x)
 
 
 class LastLayerGP:
@@ -54,6 +54,8 @@ class LastLayerGP:
             raise InputError(f"width and noise must be positive, they are {width} and {noise}")
         if score not in ("variance", "relative"):
             raise InputError(f"score is 'variance' or 'relative', not {score!r}")
+        check_kernel(kernel, FeatureKernel)
+        check_seed(seed)
         self.kernel, self.width, self.noise, self.seed = kernel, width, noise, seed
         self.score_kind: Score = score
         self.device = pick_device(device)
@@ -64,15 +66,13 @@ class LastLayerGP:
         reader, data = Reader.learn(x)
         kernel = self._prior(reader, data) if self.kernel is None else self.kernel
         dimension = kernel.features(data[:1].to(self.device)).shape[1]
-        state = _Fitted(reader, kernel, PrimalGP(dimension, device=self.device))
-        self._take(state, data)
-        self._state = state
+        self._state = self._grown(_Fitted(reader, kernel, PrimalGP(dimension, device=self.device)), data)
         return self
 
     def update(self, x: ArrayLike) -> "LastLayerGP":
         """Take in more data; the scores become those of one fit on all of it (same standardisation and features)."""
         state = fitted(self._state, "LastLayerGP")
-        self._take(state, state.reader.read(x))
+        self._state = self._grown(state, state.reader.read(x))
         return self
 
     def variance(self, x: ArrayLike) -> Scores:
@@ -94,8 +94,11 @@ class LastLayerGP:
         net = random_network(reader.sample_shape, stream, channels=(32,), hidden=(self.width,))
         return prior_kernel(Standardise(data).to(self.device), net.to(self.device))
 
-    def _take(self, state: _Fitted, data: Tensor) -> None:
-        with torch.no_grad():
-            for part in data.split(SLICE):
-                state.gp.add(state.unit_features(part.to(self.device)))
-        state.gp.noise = self.noise * state.gp.count / len(state.gp.gram)
+    @torch.no_grad()
+    def _grown(self, state: _Fitted, data: Tensor) -> _Fitted:
+        parts = (state.unit_features(part.to(self.device)) for part in data.split(SLICE))
+        noise = self.noise * (state.gp.count + len(data)) / len(state.gp.gram)
+        grown = state.gp.grown(parts, noise)
+        if not grown.gram.any():
+            raise InputError("the kernel's features of the train data are all zero (is the data constant?)")
+        return state._replace(gp=grown.factorised())

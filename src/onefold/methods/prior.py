@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Generator, nn
 
-from onefold.errors import NotFittedError
-from onefold.kernels import Features, last_layer
+from onefold.errors import InputError, NotFittedError
+from onefold.inputs import check_seed
+from onefold.kernels import Features
 from onefold.nets import MLP, Impala, backbone
 
 State = TypeVar("State")
@@ -16,6 +17,7 @@ State = TypeVar("State")
 
 def generators(seed: int, count: int) -> list[Generator]:
     """Independent streams of random numbers from one seed."""
+    check_seed(seed)
     return [Generator().manual_seed(int(s)) for s in np.random.SeedSequence(seed).generate_state(count)]
 
 
@@ -33,18 +35,21 @@ def random_network(
     return net.requires_grad_(False)
 
 
-class _Prior(nn.Module):
-    def __init__(self, first: nn.Module, net: MLP | Impala) -> None:
-        super().__init__()
-        self.first, self.net = first, net
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net.features(self.first(x))
-
-
 def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:
     """Eq. 14 on a random network that sees samples through `first`."""
-    return last_layer(_Prior(first, net))
+    return Features(torch.no_grad()(lambda x: net.features(first(x))))
+
+
+def check_kernel(kernel: object, kind: type) -> None:
+    """Refuse what is not a kernel of the kind that is needed."""
+    if kernel is None or isinstance(kernel, kind):
+        return
+    if isinstance(kernel, nn.Module):
+        raise InputError("the kernel is a model: use kernels.from_model(model) for the kernel of its features")
+    needed = ", ".join(f".{name}" for name in ("features", "diag") if hasattr(kind, name))
+    raise InputError(
+        f"{type(kernel).__name__} is no kernel that can be used here: it needs a call k(x1, x2) and {needed}"
+    )
 
 
 def fitted(state: State | None, name: str) -> State:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from onefold.inputs import Reader, in_batches, pick_device, to_device
+from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
 from onefold.methods.prior import fitted, generators, random_network
 from onefold.nets import Standardise, backbone
 from onefold.store import fingerprint
@@ -37,6 +37,7 @@ class RND:
         seed: int = 0,
         device: str = "auto",
     ) -> None:
+        check_seed(seed)
         self.channels, self.hidden, self.target_hidden, self.outputs = channels, hidden, target_hidden, outputs
         self.recipe = recipe or Recipe(steps=2000, lr=3e-3)
         self.seed = seed
@@ -61,7 +62,15 @@ class RND:
 
         draws = Draws(self.recipe.batch, 1, 0, draw_stream.initial_seed(), self.device)
         training = Training(list(trained.parameters()), loss, self.recipe, draws)
-        settings = [asdict(self.recipe), self.channels, self.hidden, self.target_hidden, self.outputs, self.seed]
+        settings = [
+            asdict(self.recipe),
+            self.channels,
+            self.hidden,
+            self.target_hidden,
+            self.outputs,
+            self.seed,
+            self.device.type,
+        ]
         path = None if checkpoint is None else Path(checkpoint)
         run(training, "RND", checkpoint=path, fingerprint=fingerprint(settings, data) if path else "", show=progress)
         self._state = state

@@ -85,7 +85,7 @@ def draw_plane(plane: Plane, path: Path) -> None:
 
 
 def histogram(familiar: NDArray[np.float64], strange: Mapping[str, NDArray[np.float64]]) -> Figure:
-    """Scores of the familiar set against each strange one, as shares of their ranks among the familiar scores."""
+    """Scores of the familiar set against each strange one, on one logarithmic axis."""
     figure = Figure(figsize=(3.1 * len(strange), 1.9), layout="constrained")
     axes = figure.subplots(1, len(strange), sharey=True, squeeze=False)[0]
     floor = max(float(np.quantile(familiar, 0.001)), 1e-12)

@@ -1,0 +1,338 @@
+"""What comes in wrong is refused in one line, and what is only unusual is read right."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils.data import TensorDataset
+
+import onefold
+from onefold import cli
+from onefold.data import letters
+from onefold.distil import Architecture, TrainContexts, distillation, similarity_model
+from onefold.distil.wide import _largest_eigenvalue
+from onefold.errors import InputError, LayerError, OnefoldError, TrainingError
+from onefold.exact import PrimalGP, ntk_gp
+from onefold.inputs import Reader, check_seed
+from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
+from onefold.methods.prior import prior_kernel, random_network
+from onefold.metrics import accuracy, rank_correlation
+from onefold.nets import Standardise
+from onefold.store import fingerprint
+from onefold.train import Recipe, Training
+
+SHORT = Recipe(steps=20, batch=16)
+
+
+def vectors(n: int = 40, d: int = 4) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(n, d)).astype(np.float32)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (TensorDataset(torch.zeros(4, 3)), "x is a TensorDataset"),
+        (np.ma.masked_array(vectors(), vectors() > 2), "masked values"),
+        ([torch.zeros(2, requires_grad=True), torch.zeros(3)], "ragged or mixed"),
+        (torch.zeros(3, 3).to_sparse(), "sparse"),
+        (torch.zeros(3, 3, device="meta"), "plain real numbers"),
+        ("digits", "x is a str"),
+        (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "numbers are needed"),
+    ],
+)
+def test_what_is_not_numbers_is_refused(x: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Reader.learn(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x[::-1][::-1],
+        lambda x: np.asfortranarray(x),
+        lambda x: x.astype(np.longdouble),
+        lambda x: np.array(x, dtype=">f4"),
+        lambda x: torch.from_numpy(x).requires_grad_(),
+        lambda x: [torch.from_numpy(row) for row in x],
+        lambda x: tuple(map(tuple, x)),
+    ],
+    ids=["reversed", "fortran", "longdouble", "big-endian", "requires grad", "tensors", "tuples"],
+)
+def test_unusual_arrays_are_read_right(make) -> None:
+    x = vectors()
+    np.testing.assert_allclose(Reader.learn(make(x))[1].numpy(), x, rtol=1e-6)
+
+
+def test_read_only_and_reversed_slices_are_read_right() -> None:
+    x = vectors()
+    x.flags.writeable = False
+    reader, data = Reader.learn(x)
+    np.testing.assert_array_equal(data.numpy(), x)
+    np.testing.assert_array_equal(reader.read(x[::-1][:1]).numpy(), x[-1:])
+    large = np.full((2, 2), 2**63 + 5, dtype=np.uint64)
+    assert float(Reader.learn(large)[1].min()) == pytest.approx(2**63, rel=1e-6)
+
+
+def test_images_are_understood_in_three_layouts() -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
+    reader, data = Reader.learn(colours)
+    assert reader.sample_shape == (3, 6, 5)
+    np.testing.assert_allclose(data.numpy(), colours.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+    assert Reader.learn(colours.transpose(0, 3, 1, 2))[0].sample_shape == (3, 6, 5)
+    assert Reader.learn(colours[..., 0])[0].sample_shape == (1, 6, 5)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "0"])
+def test_seeds_that_no_generator_takes_are_refused(seed, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception, match="seed"):
+        check_seed(seed)
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        with pytest.raises(InputError, match="seed"):
+            onefold.CSD(seed=seed)
+        assert cli.main(["demo", "--seed", str(seed)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- numbers that run away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [onefold.CSD(recipe=SHORT), onefold.LastLayerGP(width=64)], ids=["CSD", "LastLayerGP"]
+)
+def test_the_farthest_inputs_are_the_strangest(method) -> None:
+    """At 1e20 standard deviations norms would overflow; scores must stay finite, and not fall back to zero."""
+    x = vectors()
+    method.fit(x)
+    for scores in (method.relative, method.variance):
+        assert scores(np.full((1, 4), 1e20)).item() > np.median(scores(x))
+
+
+def test_diverged_training_is_an_error_not_a_nan() -> None:
+    with pytest.raises(TrainingError, match="CSD: training diverged at learning rate 1e\\+30"):
+        onefold.CSD(recipe=Recipe(steps=20, lr=1e30)).fit(vectors())
+
+
+def test_kernels_that_give_nan_are_refused() -> None:
+    broken = Features(lambda x: x * np.nan)
+    with pytest.raises(InputError, match="NaN, infinite, or all zero"):
+        onefold.CSD(broken, recipe=SHORT).fit(vectors())
+    with pytest.raises(InputError, match="NaN"):
+        onefold.LastLayerGP(broken).fit(vectors())
+    with pytest.raises(InputError, match="no finite score"):
+        onefold.CSD(Features(lambda x: x), recipe=SHORT).fit(vectors()).score(np.full((2, 4), 1e30))
+
+
+def test_a_zero_row_is_no_trouble_for_a_kernel_without_biases() -> None:
+    x = vectors()
+    x[3] = 0
+    assert np.isfinite(onefold.CSD(infinite(1), recipe=SHORT).fit(x).score(x)).all()
+
+
+def test_a_failed_update_leaves_the_detector_as_it_was() -> None:
+    def fragile(x: Tensor) -> Tensor:
+        return torch.where(x[:, :1] > 100, torch.nan, torch.cat([x, x.square()], 1))
+
+    x = vectors(60)
+    gp = onefold.LastLayerGP(Features(fragile)).fit(x)
+    before = gp.score(x)
+    bad = np.repeat(x, 100, axis=0)
+    bad[-1] = 1000  # in the second slice: the first has been added by then
+    with pytest.raises(InputError, match="NaN"):
+        gp.update(bad)
+    np.testing.assert_array_equal(gp.score(x), before)
+
+
+# --- resume, on what the vectors in test_train hide ------------------------------------------------------------------
+
+
+def image_training() -> tuple[nn.Module, Training]:
+    generator = Generator().manual_seed(0)
+    x = torch.rand(30, 3, 8, 8, generator=generator)
+    first = Standardise(x)
+    model = similarity_model((3, 8, 8), first, Architecture(channels=(4,), hidden=(8,), outputs=4), generator)
+    prior = prior_kernel(first, random_network((3, 8, 8), generator, channels=(4,), hidden=(8,)))
+    return model, distillation(model, x, prior, TrainContexts(), Recipe(steps=20, batch=8, lr=0.01), 0)
+
+
+def test_resuming_convolutions_from_a_file_is_exact(tmp_path) -> None:
+    """Weights are kept channels last, files are not: Adam's moments must come back in the layout of their weights."""
+    from onefold.store import load, save
+
+    whole, uninterrupted = image_training()
+    for _ in uninterrupted:
+        pass
+    _, stopped = image_training()
+    for update in stopped:
+        if update.step == 10:
+            break
+    save(tmp_path / "x", "test", stopped.state(), {})
+    model, resumed = image_training()
+    resumed.restore(load(tmp_path / "x", "test")[0])
+    for _ in resumed:
+        pass
+    for (name, a), b in zip(whole.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert torch.equal(resumed.tail, uninterrupted.tail)
+
+
+# --- models and kernels -----------------------------------------------------------------------------------------------
+
+
+class WithFeatures(nn.Module):
+    """A user's model that has a method of the same name as ours, and a state that running it would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def test_last_layer_leaves_a_model_with_a_features_method_alone() -> None:
+    net = WithFeatures().train()
+    mean = net.norm.running_mean
+    assert mean is not None
+    before = mean.clone()
+    x = torch.from_numpy(vectors()) + 5
+    z = last_layer(net).features(x)
+    assert torch.equal(mean, before)
+    torch.testing.assert_close(z, x / (1 + 1e-5) ** 0.5)
+
+
+def test_layers_that_do_not_count_samples_first_are_refused() -> None:
+    class SequenceFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Identity(), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.inner(x.transpose(0, 1)).mean(0))
+
+    with pytest.raises(LayerError, match=r"shape \(7, 5, 3\) for 5 samples"):
+        from_model(SequenceFirst(), "inner").features(torch.zeros(5, 7, 3))
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((3, 4)), {"x": [1, 2]}, (), torch.tensor(1.0), torch.zeros(0, 4)],
+    ids=["numpy", "dict of lists", "nothing", "scalar", "empty"],
+)  # fmt: skip
+def test_batches_that_are_no_tensors_are_refused(bad: object) -> None:
+    net = nn.Linear(4, 2)
+    for kernel in (from_model(net), empirical_ntk(net)):
+        with pytest.raises(Exception, match=r"tensor|empty|Type-check") as error:
+            kernel.diag(bad)  # pyright: ignore[reportArgumentType]
+        assert isinstance(error.value, OnefoldError) or "jaxtyping" in type(error.value).__module__
+
+
+def test_kernels_of_the_wrong_kind_are_refused() -> None:
+    net: object = nn.Linear(4, 2)
+    for make in (onefold.CSD, onefold.LastLayerGP):
+        with pytest.raises(Exception, match=r"kernels.from_model|Type-check"):
+            make(net)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(LayerError, match="called"):
+        EmpiricalNTK(nn.Linear(4, 2), [])
+    assert empirical_ntk(nn.Linear(4, 2), ["weight"]).diag(torch.ones(1, 4)).item() == 4
+
+
+def test_queries_and_targets_are_checked() -> None:
+    x, y = torch.from_numpy(vectors(20)), torch.zeros(20)
+    bad = torch.full((2, 4), torch.nan)
+    for kernel in (infinite(1), Features(lambda t: t.double())):
+        with pytest.raises(InputError, match="NaN or infinity on the queries"):
+            ntk_gp(kernel, x, y, bad)
+    with pytest.raises(InputError, match="zero or more"):
+        ntk_gp(infinite(1), x, y, x, time=float("nan"))
+    gp = PrimalGP(4).add(x, y[:, None])
+    with pytest.raises(InputError, match="every batch or with none"):
+        gp.add(x)
+    with pytest.raises(InputError, match="targets hold NaN"):
+        gp.add(x, y[:, None] * torch.nan)
+
+
+def test_dual_solves_of_float32_features_are_done_in_float64() -> None:
+    """63 points and 64 features: nearly as many directions as there are, so rounding in float32 would show."""
+    generator = Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))
+    x, query = torch.randn(63, 3, generator=generator), torch.randn(9, 3, generator=generator)
+    z, w = (last_layer(net).features(t).double() for t in (x, query))
+    rest = w - w @ torch.linalg.pinv(z) @ z
+    found = ntk_gp(last_layer(net), x, torch.zeros(63), query).variance
+    torch.testing.assert_close(found, rest.square().sum(1), rtol=1e-3, atol=1e-9)
+
+
+def test_duplicates_with_different_targets_meet_in_the_middle() -> None:
+    for seed in range(30):
+        generator = Generator().manual_seed(seed)
+        x, query = torch.randn(33, 7, generator=generator), torch.randn(5, 7, generator=generator)
+        y = torch.randn(33, generator=generator)
+        kernel = infinite(1, b_std=0.1)
+        twice = ntk_gp(kernel, torch.cat([x, x]), torch.cat([y, y + 1]), query).mean
+        torch.testing.assert_close(twice, ntk_gp(kernel, x, y + 0.5, query).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_too_little_noise_for_a_cholesky_factor() -> None:
+    z = torch.ones(5, 3, dtype=torch.float64)
+    found = PrimalGP(3, noise=1e-25).add(z).variance(torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.full((3,), 2 / 3, dtype=torch.float64))
+
+
+def test_tangent_kernels_of_many_outputs_need_no_matrix_per_pair() -> None:
+    net = nn.Linear(5, 200)
+    x = torch.from_numpy(vectors(50, 5))
+    kernel = empirical_ntk(net, memory=2**26)  # all pairs of outputs would take 760 MiB
+    torch.testing.assert_close(kernel(x, x), (x @ x.T + 1).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_memory_of_the_activations_is_counted() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 1))
+    x = torch.zeros(40, 1, 64, 64)
+    with pytest.raises(MemoryError, match="needs"):
+        empirical_ntk(net, memory=2**20)(x, x)
+    _, rows = empirical_ntk(net, memory=2**24)._plan(x, lambda _: 1600)
+    assert rows < 10
+
+
+# --- small tools ------------------------------------------------------------------------------------------------------
+
+
+def test_small_tools_check_what_they_get() -> None:
+    with pytest.raises(InputError, match="same length"):
+        rank_correlation([1, 2, 3], [1, 2])
+    with pytest.raises(InputError, match="finite"):
+        rank_correlation([1, 2, np.nan], [1, 2, 3])
+    with pytest.raises(InputError, match=r"shape \(2, 1\)"):
+        accuracy([[1], [2]], [1, 2])
+    with pytest.raises(InputError, match="divide 32"):
+        letters(3, size=28)
+    assert fingerprint(1, 2) != fingerprint(12)
+    assert fingerprint([1, 2]) == fingerprint([1, 2])
+    for make in (lambda: Recipe(warmup=4000), lambda: Recipe(warmup=-1), lambda: Recipe(adam_eps=-1.0)):
+        with pytest.raises(InputError):
+            make()
+    x = infinite(1, activation="erf", b_std=0.0)(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [-1.0]]))
+    assert _largest_eigenvalue(x) == pytest.approx(float(torch.linalg.eigvalsh(x)[-1]))
+
+
+@pytest.mark.parametrize("labels", [np.full(40, 3), np.r_[np.zeros(39), 1e13], np.r_[np.zeros(39), np.inf]])
+def test_labels_that_no_classifier_can_use_are_refused(labels: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"one class only|number them|whole numbers"):
+        onefold.DeepEnsemble(2, recipe=SHORT).fit(vectors(), labels)
+
+
+def test_fitting_works_in_any_torch_surroundings() -> None:
+    x = vectors()
+    expected = onefold.CSD(recipe=SHORT).fit(x).score(x)
+    with torch.no_grad():
+        np.testing.assert_array_equal(onefold.CSD(recipe=SHORT).fit(x).score(x), expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(onefold.CSD(recipe=SHORT).fit(x).score(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

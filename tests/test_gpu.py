@@ -1,0 +1,90 @@
+"""The same on a GPU: compiled steps and graph replays train like plain ones, and agree with the CPU."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+
+import onefold
+from onefold.data import digits, letters
+from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
+from onefold.exact import PrimalGP
+from onefold.kernels import empirical_ntk
+from onefold.methods.prior import prior_kernel, random_network
+from onefold.metrics import auroc, rank_correlation
+from onefold.nets import MLP, Standardise
+from onefold.train import Recipe, Training
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+
+def csd_training(compiled: bool, steps: int = 60) -> Training:
+    generator = Generator().manual_seed(0)
+    x = torch.from_numpy(digits().x_train)[:, None].cuda()
+    first = Standardise(x)
+    prior = random_network((1, 8, 8), generator, channels=(16,), hidden=(64,)).cuda()
+    model = similarity_model((1, 8, 8), first, Architecture(channels=(16,), hidden=(64,), outputs=32), generator).cuda()
+    contexts = AugmentedContexts(Chain(apply=0.5), 0.0, 1.0)
+    return distillation(
+        model, x, prior_kernel(first, prior), contexts, Recipe(steps=steps, batch=64, lr=1e-3), 0, compiled=compiled
+    )
+
+
+def losses(training: Training) -> np.ndarray:
+    return np.array([float(update.loss) for update in training])
+
+
+def test_graph_replays_train_like_plain_steps() -> None:
+    plain, graphed = losses(csd_training(False)), losses(csd_training(True))
+    np.testing.assert_allclose(graphed[:10], plain[:10], rtol=0.05)
+    np.testing.assert_allclose(graphed[-20:].mean(), plain[-20:].mean(), rtol=0.1)
+    assert plain[-20:].mean() < 0.5 * plain[:3].mean()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_resume_on_the_gpu(compiled: bool) -> None:
+    whole = losses(csd_training(compiled))
+    first = csd_training(compiled)
+    for update in first:
+        if update.step == 30:
+            break
+    state = {name: tensor.cpu().clone() for name, tensor in first.state().items()}
+    second = csd_training(compiled)
+    second.restore(state)
+    rest = losses(second)
+    assert len(rest) == 30
+    np.testing.assert_allclose(rest, whole[30:], rtol=0.05)
+
+
+def test_methods_agree_with_the_cpu() -> None:
+    data, strange = digits(), letters(200)
+    recipe = Recipe(steps=600, batch=64, lr=3e-3, warmup=100)
+    makers = {
+        "CSD": lambda device: onefold.CSD(score="relative", augment=0.5, recipe=recipe, device=device),
+        "RND": lambda device: onefold.RND(recipe=recipe, device=device),
+        "LastLayerGP": lambda device: onefold.LastLayerGP(width=512, device=device),
+    }
+    for name, make in makers.items():
+        scores = {}
+        for device in ("cpu", "cuda"):
+            method = make(device).fit(data.x_train)
+            scores[device] = np.concatenate([method.score(data.x_test), method.score(strange)])
+        found = {device: auroc(s[:500], s[500:]) for device, s in scores.items()}
+        assert abs(found["cpu"] - found["cuda"]) < 0.03, (name, found)
+        assert rank_correlation(scores["cpu"], scores["cuda"]) > (0.999 if name == "LastLayerGP" else 0.9), name
+
+
+def test_ensemble_on_the_gpu() -> None:
+    data = digits()
+    recipe = Recipe(steps=300, batch=64)
+    ensemble = onefold.DeepEnsemble(3, channels=(8, 16), recipe=recipe, device="cuda").fit(data.x_train, data.y_train)
+    assert np.mean(ensemble.predict(data.x_test) == data.y_test) > 0.95
+
+
+def test_kernels_and_solves_on_the_gpu() -> None:
+    net, x = MLP(3, [20], 2), torch.randn(12, 3)
+    expected = empirical_ntk(net)(x, x)
+    torch.testing.assert_close(empirical_ntk(net.cuda())(x.cuda(), x.cuda()).cpu(), expected, rtol=1e-3, atol=1e-4)
+    z, query = torch.randn(50, 20, dtype=torch.float64), torch.randn(5, 20, dtype=torch.float64)
+    here, there = (PrimalGP(20, 0.1, device=d).add(z).variance(query).cpu() for d in ("cpu", "cuda"))
+    torch.testing.assert_close(here, there)

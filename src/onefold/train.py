@@ -7,6 +7,7 @@ bars and checkpoints are generators around it.
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -174,7 +175,8 @@ class Training:
                 if eager_left > 0:
                     eager_left -= 1
                     side.wait_stream(torch.cuda.current_stream())
-                    with torch.cuda.stream(side):
+                    with torch.cuda.stream(side), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # the compiler's advice is not for our users
                         loss = self._plain_step(compiled_loss)
                     torch.cuda.current_stream().wait_stream(side)
                     return loss

@@ -93,10 +93,12 @@ def distillation(
     seed: int,
     *,
     compiled: bool = True,
+    capturable: bool = True,
 ) -> Training:
     """The training of `model` on the data `x`, where they lie: minimise the loss over minibatches of x and contexts.
 
-    Without `compiled` the steps that call the kernel run as they are: a user's kernel may do what no graph can hold.
+    A kernel that is not `capturable` (a user's may do what no graph can hold) keeps steps that call it from being
+    compiled; with contexts from the train set its features are computed once, before the first step.
     """
     labels = Labels(kernel, x, normalise=model.normalise)
     calls_kernel = labels.cache is None or not isinstance(contexts, TrainContexts)
@@ -109,4 +111,4 @@ def distillation(
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, x.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return Training(parameters, loss, recipe, draws, compiled=compiled or not calls_kernel, bf16=True)
+    return Training(parameters, loss, recipe, draws, compiled=compiled and (capturable or not calls_kernel), bf16=True)

@@ -107,8 +107,7 @@ class CSD:
             kernel = self.kernel
         model = similarity_model(reader.sample_shape, standardise, self.architecture, model_stream).to(self.device)
         contexts, seed = self._contexts(reader, extra), draw_stream.initial_seed()
-        own = self.kernel is None
-        training = distillation(model, data, kernel, contexts, self.recipe, seed, compiled=own)
+        training = distillation(model, data, kernel, contexts, self.recipe, seed, capturable=self.kernel is None)
         identity = ""
         if checkpoint is not None:
             settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment, self.device.type]

@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -154,10 +153,11 @@ class Training:
 
     def _plain_step(self, loss_function: Loss | None = None) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        precision = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
-        with torch.enable_grad(), precision:
-            loss = (loss_function or self.loss)(self.draws.integers, self.draws.uniforms)
-        loss.backward()
+        # On a GPU, cuDNN tries its algorithms in the first step: its own guess for small convolutions is half as fast.
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+                loss = (loss_function or self.loss)(self.draws.integers, self.draws.uniforms)
+            loss.backward()
         self.optimiser.step()
         return loss.detach()
 

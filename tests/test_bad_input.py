@@ -17,7 +17,7 @@ from onefold.inputs import Reader, check_seed
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import accuracy, rank_correlation
-from onefold.nets import Standardise
+from onefold.nets import Standardise, backbone
 from onefold.store import fingerprint
 from onefold.train import Recipe, Training
 
@@ -297,6 +297,17 @@ def test_memory_of_the_activations_is_counted() -> None:
         empirical_ntk(net, memory=2**20)(x, x)
     _, rows = empirical_ntk(net, memory=2**24)._plan(x, lambda _: 1600)
     assert rows < 10
+
+
+def test_networks_for_large_images_stay_small(generator: Generator) -> None:
+    def parameters(*shape: int) -> int:
+        net = backbone(shape, channels=(8,), hidden=(16,), outputs=2, generator=generator)
+        assert net(torch.zeros(2, *shape)).shape == (2, 2)
+        return sum(p.numel() for p in net.parameters())
+
+    assert parameters(1, 28, 28) > 8 * 14 * 14 * 16, "the paper's one stage is kept where it is enough"
+    assert parameters(3, 200, 300) < 8 * 16 * 16 * 16 + 20_000
+    assert parameters(3, 1, 1) < 8 * 16 + 5_000
 
 
 # --- small tools ------------------------------------------------------------------------------------------------------

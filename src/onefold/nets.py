@@ -106,12 +106,18 @@ def backbone(
     generator: Generator,
     bias_std: float = 0.0,
 ) -> MLP | Impala:
-    """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W)."""
+    """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W).
+
+    Images too large for so few stages get more of the last one, until what the dense layers see is at most 16 pixels
+    on a side: without that, a photograph would mean hundreds of millions of weights.
+    """
     with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
         if len(shape) == 1:
             net = MLP(shape[0], hidden, outputs)
         else:
-            net = Impala((shape[0], shape[1], shape[2]), channels, hidden, outputs)
+            needed = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
+            stages = [*channels, *[channels[-1]] * (needed - len(channels))]
+            net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)
     net = net.to_empty(device="cpu").float()
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

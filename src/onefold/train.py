@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -199,7 +199,8 @@ def descend(
     """
     velocity = [torch.zeros_like(p) for p in parameters]
     for step in range(steps):
-        value = loss()
+        with torch.enable_grad():
+            value = loss()
         gradients = torch.autograd.grad(value, parameters)
         with torch.no_grad():
             for p, v, gradient in zip(parameters, velocity, gradients, strict=True):
@@ -254,10 +255,22 @@ def shown(updates: Iterable[Update], total: int, label: str, show: bool | None =
 
 
 def run(
-    training: Training, label: str, *, checkpoint: Path | None = None, fingerprint: str = "", show: bool | None = None
+    training: Training,
+    label: str,
+    *,
+    checkpoint: str | Path | None = None,
+    identity: Sequence[Any] = (),
+    show: bool | None = None,
 ) -> float:
-    """Train to the end, with checkpoints if a file is named; the mean loss over the last tenth of the steps."""
-    updates = checkpointed(training, checkpoint, fingerprint) if checkpoint else iter(training)
+    """Train to the end; the mean loss over the last tenth of the steps.
+
+    If a `checkpoint` file is named, it is resumed from and kept up to date; `identity` is all that it must belong to,
+    data and settings.
+    """
+    if checkpoint is None:
+        updates = iter(training)
+    else:
+        updates = checkpointed(training, Path(checkpoint), store.fingerprint(training.device.type, *identity))
     for _ in shown(updates, training.recipe.steps, label, show):
         pass
     if not all(p.isfinite().all() for p in training.parameters):

@@ -23,7 +23,6 @@ from onefold.errors import InputError
 from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
 from onefold.methods.prior import check_kernel, fitted, generators, prior_kernel, random_network
 from onefold.nets import Standardise
-from onefold.store import fingerprint
 from onefold.train import Recipe, run
 from onefold.types import ArrayLike, Kernel, Scores
 
@@ -108,12 +107,9 @@ class CSD:
         model = similarity_model(reader.sample_shape, standardise, self.architecture, model_stream).to(self.device)
         contexts, seed = self._contexts(reader, extra), draw_stream.initial_seed()
         training = distillation(model, data, kernel, contexts, self.recipe, seed, capturable=self.kernel is None)
-        identity = ""
-        if checkpoint is not None:
-            settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment, self.device.type]
-            identity = fingerprint(settings, data, kernel(data[:8], data[:8]), *([] if extra is None else [extra]))
-        path = None if checkpoint is None else Path(checkpoint)
-        self.loss = run(training, "CSD", checkpoint=path, fingerprint=identity, show=progress)
+        settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment]
+        identity = [settings, data, kernel(data[:8], data[:8]), extra]
+        self.loss = run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
         self._state = _Fitted(reader, kernel, model.eval())
         return self
 

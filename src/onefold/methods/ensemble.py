@@ -15,7 +15,6 @@ from onefold.errors import InputError
 from onefold.inputs import Reader, as_labels, check_seed, pick_device, to_device
 from onefold.methods.prior import fitted, generators
 from onefold.nets import Standardise, backbone
-from onefold.store import fingerprint
 from onefold.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike, Scores
 
@@ -84,10 +83,9 @@ class DeepEnsemble:
 
         draws = Draws(self.recipe.batch, self.members, 0, draw_stream.initial_seed(), self.device)
         training = Training(list(nets.parameters()), loss, self.recipe, draws)
-        settings = [asdict(self.recipe), self.members, self.channels, self.hidden, self.seed, self.device.type]
-        path = None if checkpoint is None else Path(checkpoint)
-        identity = fingerprint(settings, data, labels) if path else ""
-        run(training, f"ensemble of {self.members}", checkpoint=path, fingerprint=identity, show=progress)
+        settings = [asdict(self.recipe), self.members, self.channels, self.hidden, self.seed]
+        name = f"ensemble of {self.members}"
+        run(training, name, checkpoint=checkpoint, identity=[settings, data, labels], show=progress)
         self._state = _Fitted(reader, nets)
         return self
 

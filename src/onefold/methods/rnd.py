@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
 from onefold.methods.prior import fitted, generators, random_network
 from onefold.nets import Standardise, backbone
-from onefold.store import fingerprint
 from onefold.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike, Scores
 
@@ -62,17 +61,8 @@ class RND:
 
         draws = Draws(self.recipe.batch, 1, 0, draw_stream.initial_seed(), self.device)
         training = Training(list(trained.parameters()), loss, self.recipe, draws)
-        settings = [
-            asdict(self.recipe),
-            self.channels,
-            self.hidden,
-            self.target_hidden,
-            self.outputs,
-            self.seed,
-            self.device.type,
-        ]
-        path = None if checkpoint is None else Path(checkpoint)
-        run(training, "RND", checkpoint=path, fingerprint=fingerprint(settings, data) if path else "", show=progress)
+        settings = [asdict(self.recipe), self.channels, self.hidden, self.target_hidden, self.outputs, self.seed]
+        run(training, "RND", checkpoint=checkpoint, identity=[settings, data], show=progress)
         self._state = state
         return self
 

@@ -68,7 +68,7 @@ def main() -> None:
             times[name]["compiled, CUDA graph"] = milliseconds(contexts, x, arguments.steps, True)
             times[name]["speed-up"] = times[name]["eager"]["step_ms"] / times[name]["compiled, CUDA graph"]["step_ms"]
     settings = {name: value for name, value in vars(arguments).items() if name != "out"}
-    result = {**provenance(), "benchmark": "csd_step", "batch": 256, **settings, "times": times}
+    result = {**provenance(device), "benchmark": "csd_step", "batch": 256, **settings, "times": times}
     print(json.dumps(result, indent=2))
     if arguments.out:
         write_json(arguments.out, result)

@@ -1,5 +1,6 @@
 """CSD against the closed forms that apply to it: Eq. 9–10 for known queries, Eq. 26 for the contextual model."""
 
+import copy
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from scipy import ndimage
 from torch import Generator, Tensor, nn
 
 from onefold.distil import (
+    Architecture,
     AugmentedContexts,
     Chain,
     ExtraContexts,
@@ -23,7 +25,9 @@ from onefold.distil import (
     augment,
     contextual_limit,
     distil_known_queries,
+    distillation,
     similarity_loss,
+    similarity_model,
 )
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.fit import Labels
@@ -33,6 +37,7 @@ from onefold.exact import ntk_gp
 from onefold.kernels import Features, empirical_ntk, infinite
 from onefold.metrics import rank_correlation
 from onefold.nets import NTKMLP
+from onefold.train import Recipe
 
 LAW = infinite(1, activation="erf", w_std=2.0, b_std=1.0)
 
@@ -71,6 +76,7 @@ def test_known_queries_leave_the_network_alone_and_start_from_zero(generator: Ge
     x, query = torch.randn(4, 2, generator=generator), torch.randn(3, 2, generator=generator)
     untrained = distil_known_queries(net, LAW, x, query, steps=0)
     torch.testing.assert_close(untrained.variance, LAW.diag(query).float())
+    assert untrained.unlearned == pytest.approx(1)
     assert float(untrained.regression.abs().max()) < 1e-5
     distil_known_queries(net, LAW, x, query, steps=3)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
@@ -197,6 +203,48 @@ def test_labels_are_cached_similarities(generator: Generator) -> None:
     torch.testing.assert_close(unit(index, x[index], c), cosine)
     ntk = Labels(LAW, x, normalise=True)(index, x[index], c)
     torch.testing.assert_close(ntk, (LAW(x[index], c) / (LAW.diag(x[index])[:, None] * LAW.diag(c)).sqrt()).float())
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("small_init", [True, False])
+def test_the_training_loss_by_hand(normalise: bool, small_init: bool, generator: Generator) -> None:
+    """What `distillation` minimises, from the draws on, once more in NumPy, with contexts that are not x."""
+    x, extra = torch.rand(9, 3, generator=generator), torch.rand(5, 3, generator=generator)
+    model = similarity_model(
+        (3,), nn.Identity(), Architecture(hidden=(8,), outputs=4, normalise=normalise, small_init=small_init), generator
+    )
+    start = copy.deepcopy((model.phi, model.psi))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator) * p.requires_grad)
+    kernel = Features(lambda t: torch.cat([t, t.square()], 1))
+    training = distillation(model, x, kernel, ExtraContexts(extra), Recipe(steps=1, batch=6), 0)
+    training.draws.refill()
+    integers, uniforms = training.draws.integers, training.draws.uniforms
+    found = float(training.loss(integers, uniforms).detach())
+
+    def vectors(net: nn.Module, t: Tensor) -> np.ndarray:
+        z = net(t).detach().double().numpy()
+        return z / np.linalg.norm(z, axis=1, keepdims=True) if normalise else z
+
+    xb, cb = x[integers[:, 0] % 9], extra[integers[:, 1] % 5]
+    g = vectors(model.phi, xb) @ vectors(model.psi, cb).T
+    if small_init:
+        g = g - vectors(start[0], xb) @ vectors(start[1], cb).T
+    theta = kernel(xb, cb).double().numpy()
+    if normalise:
+        theta = theta / np.sqrt(np.outer(kernel.diag(xb).numpy(), kernel.diag(cb).numpy()))
+    squares = 0.5 * (g - theta) ** 2
+    expected = np.diag(squares).mean() + squares[~np.eye(6, dtype=bool)].mean()
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_chain_is_the_papers_table() -> None:
+    assert Chain() == Chain(
+        apply=0.25, flip_horizontal=0.25, flip_vertical=0.25, rotate=0.25, blur=0.25, blur_sigma=1.0,
+        crop_area=(0.75, 1.0), brightness=0.5, brightness_range=1.0, contrast=0.5, contrast_range=1.0,
+    )  # fmt: skip
+    assert Architecture() == Architecture(channels=(32,), hidden=(256, 256), outputs=256, normalise=True)
 
 
 # --- contexts and augmentations -----------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from torch import Generator
+from torch import Generator, nn
 
 import onefold
 from onefold.data import digits, letters
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
-from onefold.kernels import empirical_ntk
+from onefold.kernels import empirical_ntk, from_model, last_layer
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import auroc, rank_correlation
 from onefold.nets import MLP, Standardise
@@ -79,6 +79,18 @@ def test_ensemble_on_the_gpu() -> None:
     recipe = Recipe(steps=300, batch=64)
     ensemble = onefold.DeepEnsemble(3, channels=(8, 16), recipe=recipe, device="cuda").fit(data.x_train, data.y_train)
     assert np.mean(ensemble.predict(data.x_test) == data.y_test) > 0.95
+
+
+def test_a_users_model_may_stay_on_the_cpu() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 1))
+    x = digits().x_train[:100]
+    recipe = Recipe(steps=10, batch=8)
+    for kernel in (last_layer(net), from_model(net, width=32), empirical_ntk(net)):
+        for augment in (0.0, 0.5):
+            scores = onefold.CSD(kernel, augment=augment, recipe=recipe, device="cuda").fit(x).score(x)
+            assert np.isfinite(scores).all()
+    assert np.isfinite(onefold.LastLayerGP(last_layer(net), device="cuda").fit(x).score(x)).all()
+    assert all(p.device.type == "cpu" for p in net.parameters())
 
 
 def test_kernels_and_solves_on_the_gpu() -> None:

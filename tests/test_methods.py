@@ -172,17 +172,31 @@ def test_unknown_devices_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
-def test_far_away_is_stranger_than_near(name: str) -> None:
-    """A cluster, and a second one far off: all methods must tell them apart after a short training."""
-    recipe = Recipe(steps=300, batch=32, lr=3e-3)
-    make = {
-        "CSD": lambda: onefold.CSD(recipe=recipe, architecture=SMALL),
-        "LastLayerGP": lambda: onefold.LastLayerGP(width=256),
-        "RND": lambda: onefold.RND(recipe=recipe),
-    }[name]
-    x = vectors(400, 4)
-    method = make().fit(x[:300])
-    assert metrics.auroc(method.score(x[300:]), method.score(vectors(100, 4, seed=9) + 6)) > 0.95
+def test_half_of_a_ring_makes_the_other_half_strange(name: str) -> None:
+    """Training must make the seen half familiar, and leave the other, of the same size and shape, strange."""
+    rng = np.random.default_rng(0)
+
+    def arc(n: int, start: float, end: float) -> np.ndarray:
+        angle = np.pi * rng.uniform(start, end, n)
+        x = np.stack([np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)
+        return x + 0.1 * rng.normal(size=x.shape)
+
+    train, familiar, strange = arc(500, 0, 1), arc(200, 0, 1), arc(200, 1.1, 1.9)
+
+    def scores(steps: int) -> tuple[np.ndarray, np.ndarray]:
+        recipe = Recipe(steps=steps, batch=64, lr=3e-3)
+        method = {
+            "CSD": onefold.CSD(score="relative", recipe=recipe),
+            "LastLayerGP": onefold.LastLayerGP(score="relative", width=256),
+            "RND": onefold.RND(recipe=recipe),
+        }[name].fit(train)
+        return method.score(familiar), method.score(strange)
+
+    low, high = scores(600)
+    assert metrics.auroc(low, high) > 0.95
+    assert high.mean() > 2 * low.mean()
+    if name != "LastLayerGP":
+        assert low.mean() < 0.05 * scores(1)[0].mean()
 
 
 # --- CSD -----------------------------------------------------------------------------------------------------------
@@ -212,6 +226,13 @@ def test_the_score_is_the_one_asked_for() -> None:
     [("CSD(score='entropy')", "score is 'variance' or 'relative', not 'entropy'"),
      ("LastLayerGP(score='entropy')", "score is 'variance' or 'relative', not 'entropy'"),
      ("DeepEnsemble(score='relative')", "score is one of mutual_information, entropy, variance, not 'relative'"),
+     ("CSD(onefold.nets.nn.Linear(2, 2))",
+      "the kernel is a model: use kernels.from_model(model) for the kernel of its features"),
+     ("LastLayerGP(onefold.kernels.infinite())",
+      "InfiniteMLP is no kernel that can be used here: it needs a call k(x1, x2) and .features, .diag"),
+     ("CSD(object())", "object is no kernel that can be used here: it needs a call k(x1, x2) and .diag"),
+     ("kernels.from_model(onefold.nets.nn.Linear(2, 2)).diag([1, 2])",
+      "a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first"),
      ("kernels.infinite(1, activation='gelu')", "no closed form for 1 hidden layers of 'gelu', ntk")],
 )  # fmt: skip
 def test_unknown_words_are_refused_without_a_type_checker(call: str, message: str) -> None:
@@ -298,6 +319,15 @@ def test_ensemble_learns_and_its_accuracy_is_measured(generator: Generator) -> N
     assert p.shape == (3, 300, 4)
     np.testing.assert_allclose(p.sum(-1), 1)
     assert np.abs(p[0] - p[1]).max() > 0.01
+
+
+def test_members_see_their_own_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members from the same initialisation can differ only by the data they saw."""
+    from onefold.methods import ensemble
+
+    monkeypatch.setattr(ensemble, "generators", lambda _, count: [Generator().manual_seed(5) for _ in range(count)])
+    p = MAKERS["DeepEnsemble"]().fit(vectors(), np.arange(60) % 3).probabilities(vectors())
+    assert np.abs(p[0] - p[1]).max() > 1e-3
 
 
 def test_disagreements_by_hand() -> None:

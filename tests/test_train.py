@@ -1,6 +1,7 @@
 """The training loop: schedule, exact resume, refusal of foreign checkpoints; files whole or not at all."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,13 @@ def test_adam_with_the_schedule_is_torchs_adam() -> None:
         adam.step()
         torch.testing.assert_close(update.loss, loss.detach())
     torch.testing.assert_close(net.weight, theirs.weight)
+
+
+def test_the_loss_reported_is_that_of_the_last_tenth() -> None:
+    _, ours = training()
+    losses = [float(update.loss) for update in ours]
+    _, again = training()
+    assert run(again, "fitting", show=False) == pytest.approx(np.mean(losses[-4:]), rel=1e-6)
 
 
 @given(stop=st.integers(1, 39))
@@ -165,6 +173,7 @@ def test_progress_shows_loss_and_time_left(capsys: pytest.CaptureFixture[str]) -
     assert len(list(shown(small, 5, "fitting", show=True))) == 5
     seen = capsys.readouterr()
     assert seen.out == ""
+    assert re.fullmatch(r"fitting: 5/5, loss \d\.\d{5}, \d+ s\n", seen.err), "no terminal here: lines, not a bar"
     _, quiet = training(steps=5)
     assert run(quiet, "fitting", show=False) > 0
     assert capsys.readouterr().err == ""

@@ -13,7 +13,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = ["CSD", "RND", "DeepEnsemble", "LastLayerGP", "OnefoldError", "__version__", "exact", "kernels"]
 
-_MODULES = {"exact", "kernels"}
+_MODULES = {"data", "distil", "exact", "kernels", "metrics", "nets", "train"}
 
 
 def __getattr__(name: str) -> Any:

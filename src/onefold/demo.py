@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onefold import metrics
 from onefold.data import Digits, digits, letters, perturb
 from onefold.distil import Architecture
+from onefold.inputs import pick_device
 from onefold.methods import CSD, RND, DeepEnsemble, LastLayerGP
 from onefold.provenance import provenance
 from onefold.train import Recipe
@@ -87,7 +88,7 @@ def compare(data: Sets, seed: int = 0) -> Iterator[Outcome]:
 def summary(outcomes: list[Outcome], data: Sets, seed: int) -> dict[str, Any]:
     """What the result file holds."""
     return {
-        **provenance(),
+        **provenance(pick_device("auto")),
         "seed": seed,
         "data": "scikit-learn digits (8 × 8) against letters from matplotlib's fonts, perturbed digits and noise",
         "train": len(data.familiar.x_train),

@@ -37,6 +37,11 @@ class Reader:
                 f"{name} has shape {tuple(raw.shape)}: vectors [N, D] or images [N, H, W], [N, C, H, W], [N, H, W, C] "
                 "are understood; for other inputs pass features of your model, as kernels.from_model computes them"
             )
+        if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
+            raise InputError(
+                f"{name} has shape {tuple(raw.shape)}: if the last axis is channels, move it to the front of each "
+                "sample (numpy.moveaxis(x, -1, 1))"
+            )
         if len(raw) < 2:
             raise InputError(f"{name} has one sample: what is familiar can only be learned from at least 2")
         reader = cls(tuple(raw.shape[1:]), raw.dtype == torch.uint8, 0.0, 1.0)

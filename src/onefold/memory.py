@@ -17,8 +17,9 @@ def available(device: torch.device) -> int:
     except (OSError, StopIteration):
         return 8 * 2**30  # no /proc (macOS, Windows): a machine of ordinary size
     try:  # a container may have less than its host
-        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
-        return min(free, int(limit) - int(used))
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(statistics.get("inactive_file", 0)))
     except (OSError, ValueError):
         return free
 

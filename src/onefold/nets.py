@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.errors import InputError
+
 Activation: TypeAlias = Literal["relu", "erf"]
 
 FARTHEST = 1e4  # standard deviations: beyond, features could overflow, and what is strange is strange enough
@@ -115,6 +117,8 @@ def backbone(
         if len(shape) == 1:
             net = MLP(shape[0], hidden, outputs)
         else:
+            if not channels:
+                raise InputError("networks for images need at least one stage of channels")
             needed = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
             stages = [*channels, *[channels[-1]] * (needed - len(channels))]
             net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)

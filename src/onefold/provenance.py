@@ -11,15 +11,15 @@ import torch
 import onefold
 
 
-def provenance() -> dict[str, str | int | None]:
-    """What every result file says about its making."""
+def provenance(device: torch.device) -> dict[str, str | int | None]:
+    """What every result file says about its making; `device` is where the work was done."""
     return {
         "onefold": onefold.__version__,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "cores": os.cpu_count(),
     }
 

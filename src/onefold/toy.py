@@ -108,7 +108,7 @@ def run(seed: int = 0) -> tuple[Line, Plane, dict[str, Any]]:
     correlations = {f"{a} / {b}": rank_correlation(second.variances[a], second.variances[b]) for a, b in pairs}
     error = np.abs(first.variance - first.exact) / first.exact
     summary = {
-        **provenance(),
+        **provenance(torch.device("cpu")),
         "seed": seed,
         "kernel": asdict(LAW),
         "line": {

@@ -234,6 +234,9 @@ def shown(updates: Iterable[Update], total: int, label: str, show: bool | None =
     if not (sys.stderr.isatty() if show is None else show):
         yield from updates
         return
+    if not sys.stderr.isatty():
+        yield from _logged(updates, total, label)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -252,6 +255,18 @@ def shown(updates: Iterable[Update], total: int, label: str, show: bool | None =
                 looked = time.monotonic()
                 bar.update(task, completed=update.step, loss=f"{float(update.loss):.5f}")
             yield update
+
+
+def _logged(updates: Iterable[Update], total: int, label: str, every: float = 5.0) -> Iterator[Update]:
+    """Progress where no bar can be drawn, as in a log file: a line every few seconds and one at the end."""
+    started = looked = time.monotonic()
+    for update in updates:
+        now = time.monotonic()
+        if update.step == total or now - looked > every:
+            looked = now
+            seconds = f"{now - started:.0f} s"
+            print(f"{label}: {update.step}/{total}, loss {float(update.loss):.5f}, {seconds}", file=sys.stderr)
+        yield update
 
 
 def run(

@@ -6,18 +6,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from onefold.exact.ensemble import outputs, train
+from onefold.exact.ensemble import check_network, outputs, train
 from onefold.nets import NTKMLP
 from onefold.types import Kernel
 
 
 class KnownQueries(NamedTuple):
-    """The variance at each query (Eq. 10), each query's regression g_{x_t} on the points asked for (Eq. 9), and the
-    share of variances that came out negative and were clamped to zero."""
+    """The variance at each query (Eq. 10) and each query's regression g_{x_t} on the points asked for (Eq. 9).
+
+    `clamped` is the share of variances that came out negative and were set to zero, `unlearned` what training has left
+    of its labels, ‖ĝ − labels‖ / ‖labels‖.
+    """
 
     variance: Float[Tensor, " q"]
     regression: Float[Tensor, "q p"]
     clamped: float
+    unlearned: float
 
 
 def distil_known_queries(
@@ -40,6 +44,7 @@ def distil_known_queries(
     `shrink` < 1 trains on shrink · Θ(X, x_t) and divides by it afterwards: the limit is linear in its labels, and with
     small ones a network of finite width moves less and stays closer to it.
     """
+    check_network(net)
     start = {name: p.detach().expand(len(x_query), *p.shape).clone() for name, p in net.named_parameters()}
     labels = kernel(x_query, x_train).to(x_train)
     with torch.no_grad():
@@ -52,4 +57,5 @@ def distil_known_queries(
 
     gap = kernel.diag(x_query).to(x_train) - regression(x_query).diagonal()
     clamped = float((gap < 0).double().mean())
-    return KnownQueries(gap.clamp(min=0), regression(x_query if points is None else points), clamped)
+    unlearned = float((regression(x_train) - labels).norm() / labels.norm())
+    return KnownQueries(gap.clamp(min=0), regression(x_query if points is None else points), clamped, unlearned)

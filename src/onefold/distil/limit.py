@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from onefold.errors import InputError
 from onefold.exact.gp import Gram
 from onefold.kernels import InfiniteMLP
+from onefold.memory import available, require
 from onefold.types import Kernel
 
 
@@ -37,6 +39,16 @@ def all_pairs(x: Float[Tensor, "n d"], c: Float[Tensor, "m d"]) -> tuple[Tensor,
     return x.repeat_interleave(len(c), 0), c.repeat(len(x), 1)
 
 
+def check_pairs(count: int) -> None:
+    """Refuse a matrix over so many pairs that it would not fit."""
+    require(
+        4 * 8 * count**2,
+        available(torch.device("cpu")),
+        what=f"the tangent kernel of {count:,} pairs of points and contexts",
+        way_out="use fewer points or contexts",
+    )
+
+
 def contextual_limit(
     pair_kernel: Kernel,
     labels: Float[Tensor, " t"],
@@ -49,5 +61,8 @@ def contextual_limit(
 
     `pair_kernel` is `PairKernel` for the infinite limit, or `kernels.empirical_ntk` of a module that takes (x, c).
     """
+    if labels.shape != pairs[0].shape[:1]:
+        raise InputError(f"there are {len(pairs[0])} pairs and labels of shape {tuple(labels.shape)}")
+    check_pairs(len(labels))
     gram = Gram(pair_kernel(pairs, pairs))
     return gram.weights(pair_kernel(queries, pairs), time) @ labels.double()

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from onefold.distil.limit import PairKernel, all_pairs
+from onefold.distil.limit import PairKernel, all_pairs, check_pairs
 from onefold.distil.model import Similarity
 from onefold.errors import TrainingError
 from onefold.kernels import InfiniteMLP
@@ -49,6 +49,7 @@ def distil_wide(
     The rate is 1/λ_max of Θ_g over the pairs. What is returned is ‖ĝ − labels‖ / ‖labels‖; for `shrink` see
     `distil_known_queries`: the model then gives shrink times the similarity.
     """
+    check_pairs(len(x) * len(c))
     pairs = all_pairs(x, c)
     rate = 1 / _largest_eigenvalue(pair_kernel(pairs, pairs))
     target = shrink * labels(x, c).to(x)

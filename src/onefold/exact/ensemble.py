@@ -12,13 +12,19 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.func import functional_call, jvp, vmap
 
-from onefold.errors import TrainingError
+from onefold.errors import InputError, TrainingError
 from onefold.kernels import empirical_ntk
 from onefold.nets import NTKMLP
 from onefold.train import descend, shown
 
 Members: TypeAlias = dict[str, Tensor]
 """Parameters by name, each with a leading axis of M members."""
+
+
+def check_network(net: object) -> None:
+    """Theory holds for networks in NTK parametrisation; here they have one output."""
+    if not isinstance(net, NTKMLP) or len(net.biases[-1]) != 1:
+        raise InputError("the exact laws are for an NTKMLP of one output")
 
 
 def initial_members(net: NTKMLP, members: int, generator: Generator) -> Members:
@@ -113,6 +119,9 @@ def reference_ensemble(
     Plain, their law is Eq. 25 (`ntk_gp` with `nngp`); `corrected` adds the fixed function δ of He et al. (2020) to
     every member, which makes it the NTK-GP.
     """
+    check_network(net)
+    if y_train.shape != x_train.shape[:1]:
+        raise InputError(f"there are {len(x_train)} train points and targets of shape {tuple(y_train.shape)}")
     start = initial_members(net, members, generator)
     points = torch.cat([x_train, x_query])
     delta = (

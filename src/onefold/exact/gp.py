@@ -65,7 +65,8 @@ def ntk_gp(
     """Mean and covariance of an infinite ensemble at the queries, trained on (x_train, y_train).
 
     With `kernel` Θ alone: the NTK-GP, Eq. 6–7, which is the law of networks with the prior correction of He et al.
-    (2020). With `nngp` κ as well: networks from a plain initialisation f₀ ~ N(0, κ). Training for a time t maps
+    (2020). With `nngp` κ as well, such as `kernels.infinite(…, kind="nngp")`: networks from a plain initialisation
+    f₀ ~ N(0, κ). Training for a time t maps
     f_t(x) = f₀(x) − A_t (f₀(X) − Y) with A_t as in `Gram.weights` (Eq. 22), so that
 
         mean = A_t Y,    Cov = κ(x, x′) + A_t κ(X, X) A_t′ᵀ − (A_t κ(X, x′) + h.c.).
@@ -78,6 +79,7 @@ def ntk_gp(
         z_query = kernel.features(x_query)
         if z_query.shape[1] < n:
             _check(z_query, "the queries")
+            _fits(0, q)
             primal = PrimalGP(z_query.shape[1])
             for part, targets in zip(batch_slices(x_train, SLICE), y.split(SLICE), strict=True):
                 primal.add(kernel.features(part), targets)

@@ -37,8 +37,13 @@ class PrimalGP:
         """Take in more data. Batches may come at any time; the answer is that of all of them at once."""
         if not torch.isfinite(z).all() or (y is not None and not torch.isfinite(y).all()):
             raise InputError("the features or targets hold NaN or infinity")
-        if y is not None and len(y) != len(z):
-            raise InputError(f"there are {len(z)} points and {len(y)} targets")
+        if z.shape[1:] != self.gram.shape[1:]:
+            raise InputError(f"the features have shape {tuple(z.shape)}, [N, {len(self.gram)}] was expected")
+        outputs = None if self.moment is None else self.moment.shape[1]
+        if y is not None and (y.ndim != 2 or len(y) != len(z) or outputs not in (None, y.shape[1])):
+            raise InputError(
+                f"the targets have shape {tuple(y.shape)}, [{len(z)}, {outputs or 'outputs'}] was expected"
+            )
         if self.count and (y is None) != (self.moment is None):
             raise InputError("targets must come with every batch or with none")
         z = self._double(z)

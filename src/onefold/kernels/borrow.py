@@ -66,13 +66,17 @@ def last_linear(net: nn.Module) -> nn.Module:
 
 def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
     """What goes into `layer` (`before`) or comes out of it when `net` runs on `x`, as rows [N, D]."""
-    seen: list[Any] = []
+    seen: list[Tensor] = []
+
+    def keep(value: Any) -> None:
+        tensor = _first_tensor(value)
+        seen[:] = [] if tensor is None else [tensor.detach().clone()]  # the next layer may work in place
 
     def keep_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args)
+        keep(args)
 
     def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        seen.append(output)
+        keep(output)
 
     hook = layer.register_forward_pre_hook(keep_input) if before else layer.register_forward_hook(keep_output)
     try:
@@ -80,15 +84,15 @@ def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
             call(net, to_model(net, x))
     finally:
         hook.remove()
-    value = _first_tensor(seen[-1]) if seen else None
-    if value is None:
+    if not seen:
         raise LayerError(f"the layer {type(layer).__name__} gave no tensor when {type(net).__name__} ran")
+    value = seen[0]
     if value.ndim < 2 or len(value) != batch_length(x):
         raise LayerError(
             f"the layer {type(layer).__name__} gave a tensor of shape {tuple(value.shape)} for {batch_length(x)} "
             "samples: name a layer whose first axis counts samples"
         )
-    return value.detach().flatten(1)
+    return value.flatten(1)
 
 
 def _first_tensor(value: Any) -> Tensor | None:

@@ -73,10 +73,15 @@ class InfiniteMLP:
 
 
 def infinite(
-    hidden_layers: int = 1, *, activation: Activation = "relu", w_std: float = 1.0, b_std: float = 0.0
+    hidden_layers: int = 1,
+    *,
+    activation: Activation = "relu",
+    w_std: float = 1.0,
+    b_std: float = 0.0,
+    kind: Literal["ntk", "nngp"] = "ntk",
 ) -> InfiniteMLP:
-    """The NTK of an infinitely wide MLP, with `.both(x1, x2)` for NNGP and NTK together."""
-    return InfiniteMLP(hidden_layers, activation, w_std, b_std)
+    """The NTK of an infinitely wide MLP, or with kind="nngp" its NNGP kernel; `.both(x1, x2)` gives the two."""
+    return InfiniteMLP(hidden_layers, activation, w_std, b_std, kind)
 
 
 def _relu(cross: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ class Features:
 
     def features(self, x: Batch) -> Float[Tensor, "n d"]:
         parts = [self._map(part) for part in batch_slices(x, SLICE)]
-        z = parts[0] if len(parts) == 1 else torch.cat(parts)
+        z = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(batch_tensors(x)[0].device)
         return F.normalize(z, dim=1) if self.normalise else z
 
     def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from onefold.errors import InputError, LayerError
-from onefold.inputs import batch_length, map_batch
+from onefold.inputs import batch_length, batch_tensors, map_batch
 from onefold.kernels.borrow import borrowed, call, to_model
 from onefold.memory import available, require
 from onefold.types import Batch
@@ -48,7 +48,7 @@ class EmpiricalNTK:
                 k = _products([a.flatten(0, 1) for a in left], [b.flatten(0, 1) for b in right])
                 k = k.reshape(len(left[0]), outputs, len(right[0]), outputs)
                 result[i : i + len(left[0]), j : j + len(right[0])] = k.transpose(1, 2)
-        return result
+        return result.to(batch_tensors(x1)[0].device)
 
     def __call__(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2"]:
         n1, n2 = batch_length(x1), batch_length(x2)
@@ -57,7 +57,7 @@ class EmpiricalNTK:
         for i, left in self._blocks(x1, rows):
             for j, right in self._blocks(x2, rows):
                 result[i : i + len(left[0]), j : j + len(right[0])] = _products(left, right) / outputs
-        return result
+        return result.to(batch_tensors(x1)[0].device)
 
     def diag(self, x: Batch) -> Float64[Tensor, " n"]:
         n = batch_length(x)
@@ -66,7 +66,7 @@ class EmpiricalNTK:
         for i, block in self._blocks(x, rows):
             for gradient in block:
                 result[i : i + len(gradient)] += gradient.double().flatten(1).square().sum(1) / outputs
-        return result
+        return result.to(batch_tensors(x)[0].device)
 
     @property
     def _device(self) -> torch.device:
@@ -89,7 +89,10 @@ class EmpiricalNTK:
             what=f"a tangent kernel of {entries(outputs):,} entries, {outputs} outputs and {count:,} parameters",
             way_out="use fewer samples, params=[…] for some of the parameters, kernels.last_layer, or a larger memory=",
         )
-        return outputs, max(1, (limit - result) // (2 * row))
+        rows = max(1, (limit - result) // (2 * row))
+        while rows > 1 and 2 * rows * row + 16 * (rows * outputs) ** 2 > limit - result:  # two blocks of products
+            rows //= 2
+        return outputs, rows
 
     def _try_one(self, sample: Batch) -> tuple[Any, int]:
         """The model's output for one sample, and the bytes of everything that its layers give on the way."""
@@ -124,8 +127,10 @@ class EmpiricalNTK:
 
 def _products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Float64[Tensor, "a b"]:
     """Σ over parameters of the inner products of their gradients, rows against rows."""
-    pairs = zip(left, right, strict=True)
-    return torch.stack([a.double().flatten(1) @ b.double().flatten(1).T for a, b in pairs]).sum(0)
+    total = torch.zeros(len(left[0]), len(right[0]), dtype=torch.float64, device=left[0].device)
+    for a, b in zip(left, right, strict=True):
+        total.addmm_(a.double().flatten(1), b.double().flatten(1).T)
+    return total
 
 
 class _Caller(nn.Module):

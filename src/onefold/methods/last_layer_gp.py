@@ -22,15 +22,16 @@ class _Fitted(NamedTuple):
     kernel: FeatureKernel
     gp: PrimalGP
 
-    def unit_features(self, x: Tensor) -> Tensor:
-        return F.normalize(self.kernel.features(x), dim=1)
-
     def relative(self, x: Tensor) -> Tensor:
-        z = self.unit_features(x)
-        return torch.where(z.any(1), self.gp.variance(z), 1.0)  # features of zero tell nothing: the prior stays
+        return self._share_left(self.kernel.features(x))
 
     def variance(self, x: Tensor) -> Tensor:
-        return self.kernel.diag(x) * self.relative(x)
+        z = self.kernel.features(x)
+        return z.square().sum(1) * self._share_left(z)
+
+    def _share_left(self, z: Tensor) -> Tensor:
+        """The share of the prior variance that the data has left; features of zero tell nothing, so all of it."""
+        return torch.where(z.any(1), self.gp.variance(F.normalize(z, dim=1)), 1.0)
 
 
 class LastLayerGP:
@@ -96,7 +97,7 @@ class LastLayerGP:
 
     @torch.no_grad()
     def _grown(self, state: _Fitted, data: Tensor) -> _Fitted:
-        parts = (state.unit_features(part.to(self.device)) for part in data.split(SLICE))
+        parts = (F.normalize(state.kernel.features(part.to(self.device)), dim=1) for part in data.split(SLICE))
         noise = self.noise * (state.gp.count + len(data)) / len(state.gp.gram)
         grown = state.gp.grown(parts, noise)
         if not grown.gram.any():

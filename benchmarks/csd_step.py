@@ -27,7 +27,7 @@ def milliseconds(contexts: Contexts, x: torch.Tensor, steps: int, compiled: bool
     """Median of five stretches of steps, after a warm-up that is timed apart."""
     generator = Generator().manual_seed(0)
     shape = tuple(x.shape[1:])
-    first = Standardise(x).to(x.device)
+    first = Standardise.of(x).to(x.device)
     prior = random_network(shape, generator, channels=(32,), hidden=(256,)).to(x.device)
     model = similarity_model(shape, first, Architecture(), generator).to(x.device)
     recipe = Recipe(steps=20 + steps, lr=1e-3)

@@ -158,7 +158,7 @@ def test_a_failed_update_leaves_the_detector_as_it_was() -> None:
 def image_training() -> tuple[nn.Module, Training]:
     generator = Generator().manual_seed(0)
     x = torch.rand(30, 3, 8, 8, generator=generator)
-    first = Standardise(x)
+    first = Standardise.of(x)
     model = similarity_model((3, 8, 8), first, Architecture(channels=(4,), hidden=(8,), outputs=4), generator)
     prior = prior_kernel(first, random_network((3, 8, 8), generator, channels=(4,), hidden=(8,)))
     return model, distillation(model, x, prior, TrainContexts(), Recipe(steps=20, batch=8, lr=0.01), 0)
@@ -337,11 +337,11 @@ def test_the_parts_of_the_networks(generator: Generator) -> None:
         nn.init.zeros_(p)
     torch.testing.assert_close(unit(x), x)
     table = torch.from_numpy(vectors(200)) * torch.tensor([1.0, 10.0, 100.0, 0.0]) + 5
-    z = Standardise(table)(table)
+    z = Standardise.of(table)(table)
     torch.testing.assert_close(z[:, :3].std(0, correction=0), torch.ones(3), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(z.mean(0), torch.zeros(4), rtol=0, atol=1e-3)
     images = torch.randn(50, 2, 4, 4, generator=generator) * 7 + 3
-    assert float(Standardise(images)(images).std()) == pytest.approx(1, rel=1e-2)
+    assert float(Standardise.of(images)(images).std()) == pytest.approx(1, rel=1e-2)
 
 
 def test_the_memory_cap_holds_for_many_small_parameters() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 def csd_training(compiled: bool, steps: int = 60) -> Training:
     generator = Generator().manual_seed(0)
     x = torch.from_numpy(digits().x_train)[:, None].cuda()
-    first = Standardise(x)
+    first = Standardise.of(x)
     prior = random_network((1, 8, 8), generator, channels=(16,), hidden=(64,)).cuda()
     model = similarity_model((1, 8, 8), first, Architecture(channels=(16,), hidden=(64,), outputs=32), generator).cuda()
     contexts = AugmentedContexts(Chain(apply=0.5), 0.0, 1.0)

@@ -7,11 +7,24 @@ from onefold.errors import OnefoldError
 
 if TYPE_CHECKING:
     from onefold import exact, kernels
-    from onefold.methods import CSD, RND, DeepEnsemble, LastLayerGP
+    from onefold.files import load
+    from onefold.methods import CSD, KNN, RND, DeepEnsemble, Energy, LastLayerGP
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["CSD", "RND", "DeepEnsemble", "LastLayerGP", "OnefoldError", "__version__", "exact", "kernels"]
+__all__ = [
+    "CSD",
+    "KNN",
+    "RND",
+    "DeepEnsemble",
+    "Energy",
+    "LastLayerGP",
+    "OnefoldError",
+    "__version__",
+    "exact",
+    "kernels",
+    "load",
+]
 
 _MODULES = {"data", "distil", "exact", "kernels", "metrics", "nets", "train"}
 
@@ -20,6 +33,8 @@ def __getattr__(name: str) -> Any:
     """torch and all that is built on it load on first use: `import onefold` and `onefold --help` stay quick."""
     if name in _MODULES:
         return importlib.import_module(f"onefold.{name}")
+    if name == "load":
+        return importlib.import_module("onefold.files").load
     if name in __all__:
         return getattr(importlib.import_module("onefold.methods"), name)
     raise AttributeError(f"module 'onefold' has no attribute {name!r}")

@@ -27,3 +27,11 @@ class TrainingError(OnefoldError, RuntimeError):
 
 class FileError(OnefoldError, ValueError):
     """A file that is damaged, foreign, of a newer version, or made by another run."""
+
+
+class MissingExtraError(OnefoldError, ImportError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+
+class OnefoldWarning(UserWarning):
+    """Something that works but should not be trusted as it is; the message has the reason."""

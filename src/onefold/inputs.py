@@ -1,96 +1,19 @@
-"""From what people hand in to checked float tensors, and back to plain arrays of scores."""
+"""Checks of what people hand in, and batches of one or several tensors."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from onefold.errors import InputError
 from onefold.memory import available, require
-from onefold.types import ArrayLike, Batch, Scores
-
-CHANNEL_COUNTS = (1, 3, 4)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """How the data of a fit was given, so that later data is read in the same way or refused.
-
-    Vectors [N, D] stay as they are. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. `low` and `high` are the range of the train values, which augmentations clip to.
-    """
-
-    shape: tuple[int, ...]
-    uint8: bool
-    low: float
-    high: float
-
-    @classmethod
-    def learn(cls, x: ArrayLike, name: str = "x") -> tuple["Reader", Tensor]:
-        """Read train data and remember its form."""
-        raw = _as_tensor(x, name)
-        if raw.ndim not in (2, 3, 4):
-            raise InputError(
-                f"{name} has shape {tuple(raw.shape)}: vectors [N, D] or images [N, H, W], [N, C, H, W], [N, H, W, C] "
-                "are understood; for other inputs pass features of your model, as kernels.from_model computes them"
-            )
-        if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
-            raise InputError(
-                f"{name} has shape {tuple(raw.shape)}: if the last axis is channels, move it to the front of each "
-                "sample (numpy.moveaxis(x, -1, 1))"
-            )
-        if len(raw) < 2:
-            raise InputError(f"{name} has one sample: what is familiar can only be learned from at least 2")
-        reader = cls(tuple(raw.shape[1:]), raw.dtype == torch.uint8, 0.0, 1.0)
-        values = reader._arrange(raw, name)
-        if not reader.uint8:
-            reader = cls(reader.shape, False, float(values.min()), float(values.max()))
-        return reader, values
-
-    def read(self, x: ArrayLike, name: str = "x") -> Tensor:
-        """Read later data in the form of the train data; refuse any other."""
-        raw = _as_tensor(x, name)
-        if tuple(raw.shape[1:]) != self.shape:
-            raise InputError(
-                f"{name} has samples of shape {tuple(raw.shape[1:])}, the model was fitted on {self.shape}"
-            )
-        if (raw.dtype == torch.uint8) != self.uint8:
-            fitted, given = ("uint8", str(raw.dtype).removeprefix("torch.")) if self.uint8 else ("other", "uint8")
-            raise InputError(f"{name} is {given}, the model was fitted on {fitted} data: bring both to the same scale")
-        return self._arrange(raw, name)
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """(D,) for vectors, (C, H, W) for images."""
-        if len(self.shape) == 1:
-            return self.shape
-        if len(self.shape) == 2:
-            return (1, *self.shape)
-        return (self.shape[2], *self.shape[:2]) if self._channels_last else self.shape
-
-    @property
-    def is_image(self) -> bool:
-        return len(self.shape) > 1
-
-    @property
-    def _channels_last(self) -> bool:
-        return len(self.shape) == 3 and self.shape[0] not in CHANNEL_COUNTS and self.shape[2] in CHANNEL_COUNTS
-
-    def _arrange(self, raw: Tensor, name: str) -> Tensor:
-        values = raw.float() / 255 if self.uint8 else raw.float()
-        if not torch.isfinite(values).all():
-            raise InputError(f"{name} has values that are NaN, infinite, or too large for float32")
-        if self._channels_last:
-            values = values.movedim(-1, 1)
-        return values.reshape(len(raw), *self.sample_shape).contiguous()
+from onefold.types import ArrayLike, Batch
 
 
 def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
     """Class labels 0, 1, … as int64 [N]."""
-    labels = _as_tensor(y, name)
+    labels = as_tensor(y, name)
     if labels.ndim != 1 or len(labels) != n:
         raise InputError(
             f"{name} has shape {tuple(labels.shape)}: one class label for each of the {n} samples is needed"
@@ -128,22 +51,12 @@ def pick_device(device: str) -> torch.device:
     return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
 
-def to_device(x: Float[Tensor, "n *sample"], device: torch.device) -> Float[Tensor, "n *sample"]:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Move a whole data set, or say beforehand that it will not fit."""
     if x.device != device:
         way_out = "use device='cpu', or fit on fewer samples"
         require(x.nbytes, available(device), what=f"keeping {len(x)} samples on {device}", way_out=way_out)
     return x.to(device)
-
-
-def in_batches(score: Callable[[Tensor], Tensor], x: Tensor, device: torch.device, size: int = 1024) -> Scores:
-    """score(x) in batches on `device`, without gradients, as a NumPy array."""
-    with torch.no_grad():
-        scores = torch.cat([score(part.to(device)).double().cpu() for part in x.split(size)])
-    if not scores.isfinite().all():
-        bad = int((~scores.isfinite()).sum())
-        raise InputError(f"{bad} of {len(x)} inputs have no finite score: their features overflow or are NaN")
-    return scores.numpy()
 
 
 def batch_length(x: Batch) -> int:
@@ -179,8 +92,25 @@ def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
     return tuple(function(value) for value in x)
 
 
-def _as_tensor(x: ArrayLike, name: str) -> Tensor:
-    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_as_array(x, name))
+def named(batch: Batch | None) -> dict[str, Tensor]:
+    """The tensors of a batch by name; a single one is called x."""
+    if batch is None:
+        return {}
+    return dict(batch) if isinstance(batch, Mapping) else {"x": batch_tensors(batch)[0]}
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch out of several."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if isinstance(first, Mapping):
+        return {key: torch.cat([part[key] for part in parts if isinstance(part, Mapping)]) for key in first}
+    return tuple(torch.cat([part[i] for part in parts if isinstance(part, tuple)]) for i in range(len(first)))
+
+
+def as_tensor(x: ArrayLike, name: str) -> Tensor:
+    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(as_array(x, name))
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
         raise InputError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}: plain real numbers are needed")
     if tensor.ndim == 0 or tensor.numel() == 0:
@@ -188,7 +118,7 @@ def _as_tensor(x: ArrayLike, name: str) -> Tensor:
     return tensor
 
 
-def _as_array(x: ArrayLike, name: str) -> np.ndarray:
+def as_array(x: ArrayLike, name: str) -> np.ndarray:
     """NumPy's view of `x`, copied where torch could not share it."""
     if not isinstance(x, list | tuple) and not hasattr(x, "__array__"):
         raise InputError(f"{name} is a {type(x).__name__}: a NumPy array, a tensor or lists of numbers are needed")

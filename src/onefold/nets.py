@@ -27,12 +27,17 @@ class Standardise(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, x: Float[Tensor, "n *sample"]) -> None:
+    def __init__(self, mean: Float[Tensor, "*features"], std: Float[Tensor, "*features"]) -> None:
         super().__init__()
-        axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
-        std, mean = torch.std_mean(x, dim=axes, correction=0, keepdim=x.ndim == 2)
         self.register_buffer("mean", mean)
         self.register_buffer("std", torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "n *sample"]) -> "Standardise":
+        """With the statistics of `x` itself."""
+        axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
+        std, mean = torch.std_mean(x, dim=axes, correction=0)
+        return cls(mean, std)
 
     def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n *sample"]:
         return ((x - self.mean) / self.std).clamp(-FARTHEST, FARTHEST)
@@ -105,14 +110,16 @@ def backbone(
     channels: Sequence[int],
     hidden: Sequence[int],
     outputs: int,
-    generator: Generator,
+    generator: Generator | None,
     bias_std: float = 0.0,
 ) -> MLP | Impala:
     """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W).
 
     Images too large for so few stages get more of the last one, until what the dense layers see is at most 16 pixels
-    on a side: without that, a photograph would mean hundreds of millions of weights.
+    on a side: without that, a photograph would mean hundreds of millions of weights. Without a generator the network is
+    an empty form ("meta") for weights to be loaded into.
     """
+    _check_sizes(channels, hidden, outputs)
     with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
         if len(shape) == 1:
             net = MLP(shape[0], hidden, outputs)
@@ -122,6 +129,8 @@ def backbone(
             needed = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
             stages = [*channels, *[channels[-1]] * (needed - len(channels))]
             net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)
+    if generator is None:
+        return net
     net = net.to_empty(device="cpu").float()
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -130,6 +139,13 @@ def backbone(
             assert module.bias is not None
             nn.init.normal_(module.bias, std=bias_std, generator=generator)
     return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def _check_sizes(channels: Sequence[int], hidden: Sequence[int], outputs: int) -> None:
+    """Sizes that a network can have: they may come from a file."""
+    sizes = [*channels, *hidden, outputs]
+    if len(sizes) > 64 or not all(isinstance(n, int) and 0 < n <= 2**20 for n in sizes):
+        raise InputError(f"layer sizes must be whole numbers from 1 to 2²⁰, at most 64 of them, not {sizes[:8]}")
 
 
 class NTKMLP(nn.Module):

@@ -24,6 +24,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
 
 CHECKPOINT = "training checkpoint"
+COMPILED_FROM = 30_000  # steps: below, compiling costs more than it saves
 EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
 
 
@@ -80,7 +81,8 @@ class Update(NamedTuple):
 class Training:
     """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it.
 
-    On a GPU steps are `compiled` and replayed as a graph, and with `bf16` the networks run in bfloat16.
+    On a GPU a step is `captured` once and replayed as a graph, and with `bf16` the networks run in bfloat16. Compiling
+    makes a replayed step a third faster still but takes half a minute, so by default only long ones are `compiled`.
     """
 
     def __init__(
@@ -90,13 +92,15 @@ class Training:
         recipe: Recipe,
         draws: Draws,
         *,
-        compiled: bool = True,
+        captured: bool = True,
+        compiled: bool | None = None,
         bf16: bool = False,
     ) -> None:
         self.device = device = draws.integers.device
         self.parameters, self.loss, self.recipe, self.draws = list(parameters), loss, recipe, draws
         self.on_gpu = device.type == "cuda"
-        self.compiled, self.bf16 = compiled and self.on_gpu, bf16 and self.on_gpu
+        self.captured, self.bf16 = captured and self.on_gpu, bf16 and self.on_gpu
+        self.compiled = self.captured and (recipe.steps >= COMPILED_FROM if compiled is None else compiled)
         self.step = 0
         self.tail = torch.zeros(2, device=device)  # sum and number of the losses in the last tenth of the steps
         self.lr = torch.tensor(recipe.lr, device=device) if self.on_gpu else recipe.lr
@@ -105,7 +109,7 @@ class Training:
         )
 
     def __iter__(self) -> Iterator[Update]:
-        gradient_step = self._graphed_step() if self.compiled else self._plain_step
+        gradient_step = self._graphed_step() if self.captured else self._plain_step
         while self.step < self.recipe.steps:
             self.draws.refill()
             self._set_rate(self.recipe.rate(self.step))
@@ -162,8 +166,8 @@ class Training:
         return loss.detach()
 
     def _graphed_step(self) -> Callable[[], Tensor]:
-        """The first steps run compiled but eagerly; the next one is captured, and every later one replays it."""
-        compiled_loss = torch.compile(self.loss)
+        """The first steps run eagerly, compiled or not; the next one is captured, and every later one replays it."""
+        loss_function = torch.compile(self.loss) if self.compiled else self.loss
         graph = torch.cuda.CUDAGraph()
         captured: list[Tensor] = []
         eager_left = EAGER_STEPS
@@ -177,12 +181,12 @@ class Training:
                     side.wait_stream(torch.cuda.current_stream())
                     with torch.cuda.stream(side), warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
-                        loss = self._plain_step(compiled_loss)
+                        loss = self._plain_step(loss_function)
                     torch.cuda.current_stream().wait_stream(side)
                     return loss
                 if not captured:
                     with torch.cuda.graph(graph):
-                        captured.append(self._plain_step(compiled_loss))
+                        captured.append(self._plain_step(loss_function))
                 graph.replay()
                 return captured[0].clone()
 

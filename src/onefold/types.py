@@ -38,3 +38,12 @@ class FeatureKernel(Kernel, Protocol):
     def features(self, x: Any, /) -> Float[Tensor, "n d"]:
         """φ(x_i), row by row."""
         ...
+
+
+@runtime_checkable
+class Indexable(Protocol):
+    """Samples by index: a tensor, or something that reads or encodes them when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...

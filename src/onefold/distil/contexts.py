@@ -1,30 +1,29 @@
 """Where contexts come from: the train set, augmentations of it, other data, or a mixture (Section 3.3)."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from onefold.distil.augment import UNIFORMS, Chain, augment
 from onefold.errors import InputError
+from onefold.inputs import joined, map_batch
+from onefold.types import Indexable
 
 
 @runtime_checkable
 class Contexts(Protocol):
     """A minibatch of contexts from a minibatch of train samples and the step's random numbers."""
 
-    def __call__(
-        self, x: Float[Tensor, "n *sample"], integers: Int[Tensor, " n"], uniforms: Float[Tensor, "n 14"]
-    ) -> Float[Tensor, "n *sample"]: ...
+    def __call__(self, x: Any, integers: Int[Tensor, " n"], uniforms: Float[Tensor, "n 14"]) -> Any: ...
 
 
 @dataclass(frozen=True)
 class TrainContexts:
     """The train samples themselves: c_i = x_i."""
 
-    def __call__(self, x: Tensor, integers: Tensor, uniforms: Tensor) -> Tensor:
+    def __call__(self, x: Any, integers: Tensor, uniforms: Tensor) -> Any:
         del integers, uniforms
         return x
 
@@ -46,9 +45,9 @@ class AugmentedContexts:
 class ExtraContexts:
     """Unlabelled data, for example from the target domain."""
 
-    data: Float[Tensor, "m *sample"]
+    data: Indexable
 
-    def __call__(self, x: Tensor, integers: Tensor, uniforms: Tensor) -> Tensor:
+    def __call__(self, x: Any, integers: Tensor, uniforms: Tensor) -> Any:
         del x, uniforms
         return self.data[integers % len(self.data)]
 
@@ -64,11 +63,13 @@ class Mixture:
         if len(self.sources) != len(self.shares) or not self.sources or min(self.shares) <= 0:
             raise InputError("a mixture of contexts needs one positive share for each source")
 
-    def __call__(self, x: Tensor, integers: Tensor, uniforms: Tensor) -> Tensor:
-        total = sum(self.shares)
-        edges = [round(len(x) * sum(self.shares[:i]) / total) for i in range(len(self.shares) + 1)]
+    def __call__(self, x: Any, integers: Tensor, uniforms: Tensor) -> Any:
+        total, count = sum(self.shares), len(integers)
+        edges = [round(count * sum(self.shares[:i]) / total) for i in range(len(self.shares) + 1)]
         parts = zip(self.sources, edges, edges[1:], strict=False)
-        return torch.cat([source(x[a:b], integers[a:b], uniforms[a:b]) for source, a, b in parts])
+        return joined(
+            [source(map_batch(lambda t, a=a, b=b: t[a:b], x), integers[a:b], uniforms[a:b]) for source, a, b in parts]
+        )
 
 
 __all__ = ["UNIFORMS", "AugmentedContexts", "Contexts", "ExtraContexts", "Mixture", "TrainContexts"]

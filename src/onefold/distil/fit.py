@@ -1,6 +1,8 @@
 """CSD's training, put together: networks, labels, contexts and loss, for the loop in `train`."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +17,9 @@ from onefold.errors import InputError
 from onefold.memory import available
 from onefold.nets import backbone
 from onefold.train import Draws, Recipe, Training
-from onefold.types import FeatureKernel, Kernel
+from onefold.types import FeatureKernel, Indexable, Kernel
+
+SLICE = 1024  # samples that go through a frozen network at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +33,45 @@ class Architecture:
     small_init: bool = False
 
 
+def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
+    """All of `x` in order, part by part."""
+    if isinstance(x, Tensor):
+        yield from x.split(SLICE)
+    else:
+        yield from (x[part] for part in torch.arange(len(x), device=device).split(SLICE))
+
+
+class Encoded:
+    """Samples as a frozen encoder sees them, kept if a quarter of the free memory is enough."""
+
+    @torch.no_grad()
+    def __init__(self, x: Indexable, encode: Callable[[Any], Tensor], device: torch.device) -> None:
+        self.x, self.encode = x, encode
+        few = encode(x[torch.arange(min(2, len(x)), device=device)])
+        self.kept: Tensor | None = None
+        if few.nbytes // len(few) * len(x) < available(device) // 4:
+            self.kept = torch.cat([encode(part) for part in in_slices(x, device)])
+        self.in_memory = self.kept is not None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: Any, /) -> Tensor:
+        return self.encode(self.x[index]) if self.kept is None else self.kept[index]
+
+
 class Labels:
     """Θ(x, c) for a minibatch, of unit diagonal if `normalise`; features of the train set are computed once."""
 
     @torch.no_grad()
-    def __init__(self, kernel: Kernel, x_train: Float[Tensor, "n *sample"], *, normalise: bool) -> None:
+    def __init__(self, kernel: Kernel, x_train: Indexable, *, normalise: bool, device: torch.device) -> None:
         self.kernel, self.normalise = kernel, normalise
         self.features = kernel.features if isinstance(kernel, FeatureKernel) else None
         self.cache: Tensor | None = None
         if self.features is not None:
-            size = self.features(x_train[:2]).nbytes // 2 * len(x_train)
-            if size < available(x_train.device) // 4:
-                self.cache = self._prepared(self.features(x_train))
+            few = self.features(x_train[torch.arange(min(2, len(x_train)), device=device)])
+            if few.nbytes // len(few) * len(x_train) < available(device) // 4:
+                self.cache = torch.cat([self._prepared(self.features(part)) for part in in_slices(x_train, device)])
                 if not self.cache.isfinite().all() or not self.cache.any():
                     raise InputError(
                         "the kernel's features of the train data are NaN, infinite, or all zero (is the data constant?)"
@@ -67,7 +98,7 @@ class Labels:
 
 
 def similarity_model(
-    shape: tuple[int, ...], first: nn.Module, architecture: Architecture, generator: Generator
+    shape: tuple[int, ...], first: nn.Module, architecture: Architecture, generator: Generator | None
 ) -> Similarity:
     """φ and ψ for samples of this shape, each after the fixed module `first` (the standardisation)."""
     towers = [
@@ -86,29 +117,41 @@ def similarity_model(
 
 def distillation(
     model: Similarity,
-    x: Float[Tensor, "n *sample"],
+    x: Indexable,
     kernel: Kernel,
     contexts: Contexts,
     recipe: Recipe,
     seed: int,
     *,
-    compiled: bool = True,
+    encode: Callable[[Any], Tensor] | None = None,
+    device: torch.device | None = None,
+    compiled: bool | None = None,
     capturable: bool = True,
 ) -> Training:
     """The training of `model` on the data `x`, where they lie: minimise the loss over minibatches of x and contexts.
 
-    A kernel that is not `capturable` (a user's may do what no graph can hold) keeps steps that call it from being
-    compiled; with contexts from the train set its features are computed once, before the first step.
+    With `encode`, a frozen network of somebody else's, model and kernel see encoded samples; contexts are made before
+    it. A kernel that is not `capturable` (a user's may do what no graph can hold) keeps steps that call it from being
+    captured; with contexts from the train set its features are computed once, before the first step.
     """
-    labels = Labels(kernel, x, normalise=model.normalise)
-    calls_kernel = labels.cache is None or not isinstance(contexts, TrainContexts)
+    device = x.device if device is None and isinstance(x, Tensor) else device or torch.device("cpu")
+    inputs = x if encode is None else Encoded(x, encode, device)
+    labels = Labels(kernel, inputs, normalise=model.normalise, device=device)
+    own = isinstance(contexts, TrainContexts)
+    calls_kernel = labels.cache is None or not own
+    in_memory = getattr(x if encode is None or not own else inputs, "in_memory", True)
 
     def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
         index = integers[:, 0] % len(x)
-        batch = x[index]
-        context = contexts(batch, integers[:, 1], uniforms)
+        batch = inputs[index]
+        if own:
+            context = batch
+        else:
+            context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
+            context = context if encode is None else encode(context)
         return similarity_loss(model(batch, context), labels(index, batch, context))
 
-    draws = Draws(recipe.batch, 2, UNIFORMS, seed, x.device)
+    draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return Training(parameters, loss, recipe, draws, compiled=compiled and (capturable or not calls_kernel), bf16=True)
+    captured = in_memory and (capturable or not calls_kernel)
+    return Training(parameters, loss, recipe, draws, captured=captured, compiled=compiled, bf16=True)

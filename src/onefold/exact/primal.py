@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
 from onefold.memory import available, require
@@ -54,6 +55,18 @@ class PrimalGP:
         self.count += len(z)
         self._factors = None
         return self
+
+    @classmethod
+    def of(cls, gram: Float64[Tensor, "d d"], noise: float) -> "PrimalGP":
+        """Of a given S."""
+        self = cls(len(gram), noise, gram.device)
+        self.gram = gram
+        return self
+
+    @property
+    def root(self) -> Float64[Tensor, "d s"]:
+        """C with CCᵀ = the covariance of w."""
+        return self._solved()[1]
 
     @property
     def noise(self) -> float:
@@ -108,3 +121,11 @@ class PrimalGP:
 
     def _double(self, t: Tensor) -> Tensor:
         return t.to(self.device, torch.float64)
+
+
+def last_layer_share(
+    known: Float[Tensor, "n d"], query: Float[Tensor, "q d"], noise: float = 1e-3
+) -> Float64[Tensor, " q"]:
+    """The share of the prior variance that is left: λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length, λ = noise · N/D."""
+    z, d = F.normalize(known, dim=1), known.shape[1]
+    return PrimalGP(d, noise * len(z) / d, z.device).add(z).variance(F.normalize(query, dim=1))

@@ -2,15 +2,18 @@
 
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen
 
 from onefold.errors import LayerError
-from onefold.inputs import batch_length, map_batch
+from onefold.inputs import batch_tensors, map_batch
 from onefold.types import Batch
 
 
@@ -64,6 +67,62 @@ def last_linear(net: nn.Module) -> nn.Module:
     return linear[-1]
 
 
+def first_dense(net: nn.Module) -> nn.Module:
+    """Where a model's features end and its head begins: the last nn.Linear, or after convolutions the first of several.
+
+    Dense layers behind a convolutional trunk forget what the task does not need; the trunk still knows.
+    """
+    weighted = [m for m in net.modules() if not list(m.children()) and next(m.parameters(), None) is not None]
+    head = [last_linear(net)]
+    before = weighted[: weighted.index(head[0])]
+    while before and isinstance(before[-1], nn.Linear):
+        head.append(before.pop())
+    convolutional = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return head[-1] if before and isinstance(before[-1], convolutional) else head[0]
+
+
+def cut_program(program: ExportedProgram, layer: str | None) -> Callable[[Any], Tensor]:
+    """An exported program up to what enters its last dense layer, or up to the output of the layer of that name."""
+    graph_module = program.module()
+    assert isinstance(graph_module, GraphModule)
+    nodes = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    if layer is None:
+        dense = [node for node in nodes if str(node.target).startswith(("aten.linear", "aten.addmm"))]
+        if not dense:
+            raise LayerError("the exported model has no dense layer: name the layer whose output to use, layer='…'")
+        found = dense[-1].args[1 if "addmm" in str(dense[-1].target) else 0]
+    else:
+        inside = [node for node in nodes if _belongs(node, layer)]
+        if not inside:
+            known = sorted({path for node in nodes for path in _paths(node)} - {""})
+            near = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[-3:]
+            raise LayerError(f"the exported model has no layer {layer!r}: did you mean {', '.join(map(repr, near))}?")
+        found = inside[-1]
+    output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    output.args = (found,)
+    graph_module.graph.set_codegen(CodeGen())
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+
+    def encode(x: Batch) -> Tensor:
+        with torch.no_grad():
+            return graph_module(*batch_tensors(to_model(graph_module, x))).flatten(1)
+
+    return encode
+
+
+def _paths(node: Node) -> list[str]:
+    """Names of the modules that a node of an exported graph was made in."""
+    return [
+        path.removeprefix("L['self'].").removeprefix("L__self___")
+        for path, _ in node.meta.get("nn_module_stack", {}).values()
+    ]
+
+
+def _belongs(node: Node, layer: str) -> bool:
+    return any(path == layer for path in _paths(node))
+
+
 def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
     """What goes into `layer` (`before`) or comes out of it when `net` runs on `x`, as rows [N, D]."""
     seen: list[Tensor] = []
@@ -87,11 +146,27 @@ def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
     if not seen:
         raise LayerError(f"the layer {type(layer).__name__} gave no tensor when {type(net).__name__} ran")
     value = seen[0]
-    if value.ndim < 2 or len(value) != batch_length(x):
+    count = batch_tensors(x)[0].shape[0]  # not len(): while a model is exported, this is a symbol
+    if value.ndim < 2 or value.shape[0] != count:
         raise LayerError(
-            f"the layer {type(layer).__name__} gave a tensor of shape {tuple(value.shape)} for {batch_length(x)} "
+            f"the layer {type(layer).__name__} gave a tensor of shape {tuple(value.shape)} for {count} "
             "samples: name a layer whose first axis counts samples"
         )
+    return value.flatten(1)
+
+
+@torch.no_grad()
+def run_model(net: nn.Module, x: Batch) -> Tensor:
+    """What `net` gives out in evaluation mode, as rows [N, D]."""
+    with borrowed(net):
+        return flattened(call(net, to_model(net, x)))
+
+
+def flattened(output: Any) -> Tensor:
+    """The first tensor of a model's output, as rows."""
+    value = _first_tensor(output)
+    if value is None or value.ndim < 2:
+        raise LayerError("the model gives out no rows of numbers, one for each sample")
     return value.flatten(1)
 
 

@@ -7,11 +7,21 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
+from torch.export import ExportedProgram
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError, LayerError
 from onefold.inputs import batch_slices, batch_tensors
-from onefold.kernels.borrow import find_layer, last_linear, tap, to_model
+from onefold.kernels.borrow import (
+    cut_program,
+    find_layer,
+    first_dense,
+    flattened,
+    last_linear,
+    run_model,
+    tap,
+    to_model,
+)
 from onefold.nets import MLP, NTKMLP, Impala
 from onefold.types import Batch
 
@@ -54,24 +64,66 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
 
 
 def from_model(
-    net: nn.Module, layer: str | None = None, width: int | None = None, *, normalise: bool = False, seed: int = 0
-) -> Features:
-    """The features of a trained model: the output of a named layer, by default what enters its last nn.Linear.
+    net: nn.Module | ExportedProgram,
+    layer: str | None = None,
+    width: int | None = 2048,
+    *,
+    normalise: bool = False,
+    seed: int = 0,
+) -> "ModelFeatures":
+    """The features of a trained model, or of a torch.export program: the output of a named layer, by default what
+    enters its dense head (the last nn.Linear, or the first of several that follow convolutions).
 
-    `width` sends them through a wide random ReLU layer, √(2/width) · relu(z R) with R ~ N(0, 1/D): as the width grows
-    the kernel becomes the arc-cosine kernel of the model's features. The model may take a tensor, a tuple of tensors or
-    a dict; it is neither moved nor changed nor left in another mode, and its hooks are removed after every call.
+    They go through a random ReLU layer of that `width`, √(2/width) · relu(z R) with R ~ N(0, 1/D): as the width grows
+    the kernel becomes the arc-cosine kernel of the model's features. With width=None they are the features themselves.
+    The model may take a tensor, a tuple of tensors or a dict; it is neither moved nor changed nor left in another mode,
+    and its hooks are removed after every call.
     """
-    if width is not None and (not isinstance(width, int) or width < 1):
-        raise InputError(f"width must be a whole number of at least 1, not {width}")
-    module = last_linear(net) if layer is None else find_layer(net, layer)
-    projection = None if width is None else _RandomReLU(width, seed)
+    if width is not None and (not isinstance(width, int) or not 1 <= width <= 2**17):
+        raise InputError(f"width must be a whole number from 1 to 2¹⁷, not {width}")
+    settings = {"layer": layer, "width": width, "normalise": normalise, "seed": seed}
+    if isinstance(net, ExportedProgram):
+        return ModelFeatures(cut_program(net, layer), settings)
+    module = first_dense(net) if layer is None else find_layer(net, layer)
+    return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings)
 
-    def features(x: Batch) -> Tensor:
-        z = tap(net, module, x, before=layer is None).to(batch_tensors(x)[0].device, torch.float32)
-        return z if projection is None else projection(z)
 
-    return Features(features, normalise=normalise)
+def logits(net: nn.Module | ExportedProgram) -> "ModelFeatures":
+    """What a model itself gives out, as features."""
+    settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
+    if isinstance(net, ExportedProgram):
+        module = net.module()
+        return ModelFeatures(lambda x: flattened(module(*batch_tensors(to_model(module, x)))), settings)
+    return ModelFeatures(lambda x: run_model(net, x), settings)
+
+
+class ModelFeatures:
+    """k(x, x′) = φ(x)ᵀφ(x′) with φ in two steps: what a model makes of an input, `encode`, and a fixed layer on top.
+
+    `settings` are those of `from_model`: with them and the model, the same kernel can be made again.
+    """
+
+    def __init__(self, encoder: Callable[[Any], Tensor], settings: dict[str, Any]) -> None:
+        self._encoder, self.settings, self.normalise = encoder, settings, settings["normalise"]
+        self._projection = None if settings["width"] is None else _RandomReLU(settings["width"], settings["seed"])
+
+    def encode(self, x: Batch) -> Float[Tensor, "n d"]:
+        """What the model makes of a batch, in float32, where the batch lies."""
+        return self._encoder(x).to(batch_tensors(x)[0].device, torch.float32)
+
+    def project(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
+        """φ from what `encode` gave."""
+        z = z if self._projection is None else self._projection(z)
+        return F.normalize(z, dim=1) if self.normalise else z
+
+    def features(self, x: Batch) -> Float[Tensor, "n width"]:
+        return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
+
+    def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:
+        return self.features(x1) @ self.features(x2).T
+
+    def diag(self, x: Batch) -> Float[Tensor, " n"]:
+        return self.features(x).square().sum(1)
 
 
 class _RandomReLU:

@@ -1,90 +1,90 @@
 """CSD: the variance of an infinite ensemble by one regression, for any query, in one forward pass."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from onefold.detector import EXAMINED, Detector, Exports, Fitted
+from onefold.diagnosis import Diagnosis, Finding, agreement, convergence, familiarity
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
     Chain,
     ExtraContexts,
     Mixture,
-    Similarity,
     TrainContexts,
     distillation,
     similarity_model,
 )
 from onefold.distil.contexts import Contexts
 from onefold.errors import InputError
-from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
-from onefold.methods.prior import check_kernel, fitted, generators, prior_kernel, random_network
+from onefold.exact.primal import last_layer_share
+from onefold.export import copied
+from onefold.inputs import batch_length, check_seed, joined, map_batch, named, pick_device
+from onefold.kernels import ModelFeatures
+from onefold.methods.combine import SCORES, Score
+from onefold.methods.csd_scorer import CSDScorer, residuals
+from onefold.methods.prior import check_kernel, empty_map, empty_standardise, feature_map, generators
+from onefold.methods.streaming import both_halves, update_recipe
+from onefold.metrics import rank_correlation
 from onefold.nets import Standardise
+from onefold.reader import Reader
+from onefold.reservoir import Reservoir, capacity_for, scrambled
+from onefold.samples import CPU_BUDGET, HELD_OUT, Learned, Resident, Samples, hold_out, learn
 from onefold.train import Recipe, run
 from onefold.types import ArrayLike, Kernel, Scores
 
-Score: TypeAlias = Literal["variance", "relative"]
 PRIOR_WIDTH = 256
+STATISTICS = 4096  # samples whose encodings are standardised by
+AUGMENT = 0.5  # share of contexts to augment where nothing is said and the data are images
 
 
-class _Fitted(NamedTuple):
-    reader: Reader
-    kernel: Kernel
-    model: Similarity
-
-    def variance(self, x: Tensor) -> Tensor:
-        prior = self.kernel.diag(x)
-        gap = prior * self.model.gap(x) if self.model.normalise else prior - self.model.confidence(x)
-        return gap.clamp(min=0)
-
-    def relative(self, x: Tensor) -> Tensor:
-        if self.model.normalise:
-            return self.model.gap(x).clamp(min=0)
-        return self.variance(x) / self.kernel.diag(x).clamp(min=torch.finfo(torch.float32).tiny)
-
-
-class CSD:
+class CSD(Detector, Exports):
     """Contextual Similarity Distillation (Section 3).
 
-    `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14).
-    `augment` is the share of contexts that go through the paper's augmentations (images only; the paper uses 0.25).
-    `score` is what `score(x)` returns: the variance of Eq. 12, or the variance relative to its prior, which ranks
-    better on small data. `recipe` is how long and how fast to train, `architecture` the sizes of φ and ψ. After `fit`,
-    `loss` is the mean loss over the last tenth of the steps.
+    `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14), or
+    that of a trained model, kernels.from_model(model): φ and ψ are then small heads on the frozen model.
+    `augment` is the share of contexts that go through the paper's augmentations, for images (by default a half).
+    `score` is what `score(x)` returns: the variance of Eq. 12, the variance relative to its prior, or by default the
+    more alarming of the two in standard deviations of held-out familiar data (a tenth of the train data is kept apart).
+    `recipe` is how long and how fast to train, `architecture` the sizes of φ and ψ. After `fit`, `loss` is the mean
+    loss over the last tenth of the steps.
 
-    A kernel of the user's own sees samples as float32, [N, D] or [N, C, H, W], uint8 images scaled to [0, 1] and
-    otherwise as given: a model that expects another scale or layout must be wrapped to make it itself.
+    A model of the user's own sees float and integer data as they are given; uint8 images become [N, C, H, W] in [0, 1].
     """
 
     def __init__(
         self,
         kernel: Kernel | None = None,
         *,
-        augment: float = 0.0,
-        score: Score = "variance",
+        augment: float | None = None,
+        score: Score = "combined",
         recipe: Recipe | None = None,
         architecture: Architecture | None = None,
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 0 <= augment <= 1:
+        if augment is not None and not 0 <= augment <= 1:
             raise InputError(f"augment is a share between 0 and 1, not {augment}")
-        if score not in ("variance", "relative"):
-            raise InputError(f"score is 'variance' or 'relative', not {score!r}")
+        if score not in SCORES:
+            raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, Kernel)
-        check_seed(seed)
         self.kernel = kernel
         self.augment = augment
         self.score_kind: Score = score
         self.recipe = recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100)
         self.architecture = architecture or Architecture()
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.device = pick_device(device)
-        self.loss = float("nan")
-        self._state: _Fitted | None = None
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the last tenth of the steps; NaN before a fit."""
+        return float("nan") if self._state is None else self._state.about["loss"]
 
     def fit(
         self,
@@ -99,47 +99,186 @@ class CSD:
         With `checkpoint`, a file that is written every 30 seconds, a killed fit goes on from there when it is called
         again with the same data and settings. `progress` shows a bar, by default where a person watches.
         """
-        reader, data = Reader.learn(x)
-        extra = None if context is None else reader.read(context, "context")
-        data = to_device(data, self.device)
-        standardise = Standardise(data).to(self.device)
-        prior_stream, model_stream, draw_stream = generators(self.seed, 3)
-        if self.kernel is None:
-            net = random_network(reader.sample_shape, prior_stream, channels=(32,), hidden=(PRIOR_WIDTH,))
-            kernel: Kernel = prior_kernel(standardise, net.to(self.device))
-        else:
-            kernel = self.kernel
-        model = similarity_model(reader.sample_shape, standardise, self.architecture, model_stream).to(self.device)
-        contexts, seed = self._contexts(reader, extra), draw_stream.initial_seed()
-        training = distillation(model, data, kernel, contexts, self.recipe, seed, capturable=self.kernel is None)
-        settings = [asdict(self.recipe), asdict(self.architecture), self.seed, self.augment]
-        identity = [settings, data, extra]
-        if self.kernel is not None:  # three digits: threads and devices may round differently
-            identity.append(f"{float(kernel(data[:8], data[:8]).double().sum()):.2e}")
-        self.loss = run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
-        self._state = _Fitted(reader, kernel, model.eval())
+        learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        train, aside = learned.samples, None
+        if self.score_kind == "combined":
+            train, aside = hold_out(learned.samples, self.seed, self.device)
+        contexts = self._contexts(learned.reader, context, learned.prepare)
+        scorer = self._scorer(learned, train)
+        identity = [
+            asdict(self.recipe),
+            asdict(self.architecture),
+            self.seed,
+            self.augment,
+            self.score_kind,
+            len(train),
+        ]
+        identity += [*named(learned.reservoir.samples).values(), *named(aside).values()]
+        loss = self._distil(
+            scorer, train, contexts, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
+        )
+        held = Reservoir(HELD_OUT, self.seed)
+        state = Fitted(
+            reader=learned.reader,
+            prepare=learned.prepare,
+            scorer=scorer.eval().requires_grad_(False),
+            reservoir=learned.reservoir,
+            held=held if aside is None else held.add(aside),
+        )
+        self._settle(state, train, loss)
+        return self
+
+    def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "CSD":
+        """Take in more data as it comes, in bounded memory: a few steps on it and on what is remembered of the rest.
+
+        With `half_life`, old samples are forgotten: one that came so many samples ago is half as likely to be
+        remembered. The threshold has to be calibrated again.
+        """
+        state = self._fitted()
+        reservoir, held = state.reservoir.copy(), state.held.copy()
+        fresh, count = Reservoir(reservoir.capacity, self.seed), 0
+        for raw in state.reader.batches(x):
+            size = batch_length(raw)
+            aside = (
+                torch.arange(count, count + size) % 10 == 9 if held.samples is not None else torch.zeros(size).bool()
+            )
+            count += size
+            if aside.any():
+                held.add(map_batch(lambda t, aside=aside: t[aside], raw), half_life)
+            if not aside.all():
+                kept = map_batch(lambda t, aside=aside: t[~aside], raw)
+                reservoir.add(kept, half_life)
+                fresh.add(kept)
+        train = both_halves(reservoir, fresh, state.prepare, self.device)
+        scorer = copied(state.scorer)
+        assert isinstance(scorer, CSDScorer)
+        scorer.model.requires_grad_(True)
+        recipe = update_recipe(self.recipe, count)
+        contexts = self._contexts(state.reader, None, state.prepare)
+        loss = self._distil(scorer, train, contexts, recipe, progress=progress, seed=reservoir.seen)
+        scorer.eval().requires_grad_(False)
+        changed = {"scorer": scorer, "reservoir": reservoir, "held": held, "about": {}}
+        self._settle(replace(state, **changed), train, loss)
         return self
 
     def variance(self, x: ArrayLike) -> Scores:
         """The ensemble's variance, Θ(x, x) − g(x, x) (Eq. 12; Eq. 27 for a normalised g); never negative."""
-        state = fitted(self._state, "CSD")
-        return in_batches(state.variance, state.reader.read(x), self.device)
+        return self._gathered(lambda scorer, batch: scorer.variance(batch), x)
 
     def relative(self, x: ArrayLike) -> Scores:
         """The variance as a share of its prior, 1 − g(x, x)/Θ(x, x): free of the scale of the features."""
-        state = fitted(self._state, "CSD")
-        return in_batches(state.relative, state.reader.read(x), self.device)
+        return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
 
-    def score(self, x: ArrayLike) -> Scores:
-        """What inputs are ranked by; bigger is stranger."""
-        return self.variance(x) if self.score_kind == "variance" else self.relative(x)
-
-    def _contexts(self, reader: Reader, extra: Tensor | None) -> Contexts:
+    def _contexts(self, reader: Reader, extra: ArrayLike | None, prepare: nn.Module) -> Contexts:
         own: Contexts = TrainContexts()
-        if self.augment > 0:
-            if not reader.is_image:
-                raise InputError("augmented contexts are for images; for vectors give unlabelled data as context=…")
-            own = AugmentedContexts(Chain(apply=self.augment), reader.low, reader.high)
+        share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
+        if share > 0:
+            if not reader.has_pictures:
+                raise InputError("augmented contexts are for images; for other data give unlabelled data as context=…")
+            own = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
         if extra is None:
             return own
-        return Mixture((own, ExtraContexts(to_device(extra, self.device))), (0.5, 0.5))
+        memory: Reservoir | None = None
+        for raw in reader.batches(extra, "context"):
+            memory = memory or Reservoir(capacity_for(raw, 10**9, CPU_BUDGET), self.seed)
+            memory.add(raw)
+        assert memory is not None
+        assert memory.samples is not None
+        raw = map_batch(lambda t: t.to(self.device), memory.samples)
+        return Mixture((own, ExtraContexts(Resident(raw, prepare))), (0.5, 0.5))
+
+    def _scorer(self, learned: Learned, train: Samples) -> CSDScorer:
+        prior_stream, model_stream = generators(self.seed, 3)[:2]
+        features = feature_map(learned, self.kernel, prior_stream, PRIOR_WIDTH)
+        shape, first = None, learned.standardise
+        if isinstance(self.kernel, ModelFeatures):
+            few = torch.arange(min(len(train), STATISTICS), device=self.device)
+            z = torch.cat([self.kernel.encode(train[part]) for part in few.split(256)])
+            shape, first = (z.shape[1],), Standardise.of(z)
+        model = similarity_model(shape or learned.reader.sample_shape, first, self.architecture, model_stream)
+        return CSDScorer(model, features, self.score_kind).to(self.device)
+
+    def _distil(
+        self,
+        scorer: CSDScorer,
+        train: Samples,
+        contexts: Contexts,
+        recipe: Recipe,
+        *,
+        checkpoint: str | Path | None = None,
+        identity: Sequence[Any] = (),
+        progress: bool | None = None,
+        seed: int | None = None,
+    ) -> float:
+        if self.kernel is not None and checkpoint is not None:  # three digits: threads and devices round differently
+            few = train[torch.arange(min(8, len(train)), device=self.device)]
+            identity = [*identity, f"{float(self.kernel(few, few).double().sum()):.2e}"]
+        draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
+        training = distillation(
+            scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed,
+            encode=scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None,
+            device=self.device,
+            capturable=self.kernel is None,
+        )  # fmt: skip
+        return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
+
+    @torch.no_grad()
+    def _settle(self, state: Fitted, train: Samples, loss: float) -> None:
+        """Take the statistics of the combined score, look at the result, and only then replace what was there."""
+        scorer = state.scorer
+        assert isinstance(scorer, CSDScorer)
+        memory = state.held if state.held.samples is not None else state.reservoir
+        assert memory.samples is not None
+        few = map_batch(lambda t: t[:HELD_OUT], memory.samples)
+        relative, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
+        scorer.combine.learn(torch.from_numpy(relative), torch.from_numpy(scale))
+        state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
+        self._state, self._alarm = state, None
+        Diagnosis(tuple(self._checks(state))).warn()
+
+    def _checks(self, state: Fitted) -> list[Finding]:
+        """What can be said without other data."""
+        findings = [*super()._checks(state), convergence(state.about["explained"])]
+        if state.reservoir.samples is not None:
+            few = map_batch(lambda t: t[:EXAMINED], state.reservoir.samples)
+            train = self._over(state, lambda s, b: s.relative(b), few)
+            findings.append(familiarity(train, state.about["dissimilarity"]))
+        return findings
+
+    @torch.no_grad()
+    def _information(self, state: Fitted) -> list[Finding]:
+        """Rank agreement with the closed form on familiar and scrambled samples."""
+        scorer, memory = state.scorer, state.held if state.held.samples is not None else state.reservoir
+        assert isinstance(scorer, CSDScorer)
+        if memory.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
+            return []
+        few = map_batch(lambda t: t[:EXAMINED], memory.samples)
+        queries = joined([few, scrambled(few, self.seed)])
+        known, asked = (
+            torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in self._prepared(state, raw)])
+            for raw in (state.reservoir.samples, queries)
+        )
+        own = self._over(state, lambda s, b: s.relative(b), queries)
+        return [agreement(rank_correlation(own, last_layer_share(known, asked).cpu().numpy()))]
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "augment": self.augment,
+            "score": self.score_kind,
+            "recipe": asdict(self.recipe),
+            "architecture": asdict(self.architecture),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["architecture"].items()}
+        return {**settings, "recipe": Recipe(**settings["recipe"]), "architecture": Architecture(**sizes)}
+
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        del about
+        features = empty_map(reader, self.kernel, PRIOR_WIDTH)
+        own = isinstance(self.kernel, ModelFeatures)
+        shape = tuple(weights["model.phi.0.mean"].shape) if own else reader.sample_shape
+        model = similarity_model(shape, empty_standardise(shape), self.architecture, None)
+        return CSDScorer(model, features, self.score_kind)

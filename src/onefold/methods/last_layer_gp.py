@@ -1,44 +1,67 @@
 """The exact answer in a feature space: Gaussian-process variance of the last layer, in closed form."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.detector import Detector, Exports, Fitted
+from onefold.diagnosis import Diagnosis
+from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
-from onefold.inputs import Reader, check_seed, in_batches, pick_device
-from onefold.methods.csd import Score
-from onefold.methods.prior import check_kernel, fitted, generators, prior_kernel, random_network
-from onefold.nets import Standardise
+from onefold.export import copied
+from onefold.inputs import check_seed, map_batch, pick_device
+from onefold.kernels import ModelFeatures
+from onefold.methods.combine import SCORES, Combine, Score, scored
+from onefold.methods.prior import FeatureMap, check_kernel, empty_map, feature_map, generators
+from onefold.reader import Reader
+from onefold.samples import HELD_OUT, learn
 from onefold.types import ArrayLike, FeatureKernel, Scores
 
-SLICE = 4096
+
+class GPScorer(nn.Module):
+    """S = Φ̄ᵀΦ̄ over the (perhaps fading) train samples, and C with CCᵀ = λ(S + λI)⁻¹."""
+
+    gram: Tensor
+    root: Tensor
+    count: Tensor
+
+    def __init__(self, features: FeatureMap, width: int, kind: Score) -> None:
+        super().__init__()
+        self.map, self.combine = features, Combine()
+        self.kind: Score = kind
+        for name, shape in (("gram", (width, width)), ("root", (width, width)), ("count", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    def features(self, x: Any) -> Tensor:
+        return self.map.features(self.map.encode(x))
+
+    def parts(self, x: Any) -> tuple[Tensor, Tensor]:
+        """The share of the prior variance that the data has left, and the prior variance."""
+        z = self.features(x)
+        share = (F.normalize(z, dim=1).double() @ self.root).square().sum(1)
+        return torch.where(z.any(1), share, 1.0), z.square().sum(1)  # features of zero tell nothing
+
+    def relative(self, x: Any) -> Tensor:
+        return self.parts(x)[0]
+
+    def variance(self, x: Any) -> Tensor:
+        share, scale = self.parts(x)
+        return share * scale
+
+    def forward(self, x: Any) -> Tensor:
+        return scored(self.kind, self.combine, *self.parts(x))
 
 
-class _Fitted(NamedTuple):
-    reader: Reader
-    kernel: FeatureKernel
-    gp: PrimalGP
-
-    def relative(self, x: Tensor) -> Tensor:
-        return self._share_left(self.kernel.features(x))
-
-    def variance(self, x: Tensor) -> Tensor:
-        z = self.kernel.features(x)
-        return z.square().sum(1) * self._share_left(z)
-
-    def _share_left(self, z: Tensor) -> Tensor:
-        """The share of the prior variance that the data has left; features of zero tell nothing, so all of it."""
-        return torch.where(z.any(1), self.gp.variance(F.normalize(z, dim=1)), 1.0)
-
-
-class LastLayerGP:
+class LastLayerGP(Detector, Exports):
     """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
 
     It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
-    would be zero everywhere. `variance` is in the scale of the features, `relative` is the number above, in [0, 1].
+    would be zero everywhere. `variance` is in the scale of the features, `relative` is the number above, in [0, 1];
+    `score` as in CSD, with leave-one-out values in the place of held-out samples.
     """
 
     def __init__(
@@ -47,59 +70,93 @@ class LastLayerGP:
         *,
         width: int = 2048,
         noise: float = 1e-3,
-        score: Score = "variance",
+        score: Score = "combined",
         seed: int = 0,
         device: str = "auto",
     ) -> None:
         if width < 1 or not 0 < noise < float("inf"):
             raise InputError(f"width and noise must be positive, they are {width} and {noise}")
-        if score not in ("variance", "relative"):
-            raise InputError(f"score is 'variance' or 'relative', not {score!r}")
+        if score not in SCORES:
+            raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, FeatureKernel)
-        check_seed(seed)
-        self.kernel, self.width, self.noise, self.seed = kernel, width, noise, seed
+        self.kernel, self.width, self.noise = kernel, width, noise
         self.score_kind: Score = score
+        self.seed = check_seed(seed)
         self.device = pick_device(device)
-        self._state: _Fitted | None = None
 
     def fit(self, x: ArrayLike) -> "LastLayerGP":
         """Learn what is familiar from `x`, unlabelled."""
-        reader, data = Reader.learn(x)
-        kernel = self._prior(reader, data) if self.kernel is None else self.kernel
-        dimension = kernel.features(data[:1].to(self.device)).shape[1]
-        self._state = self._grown(_Fitted(reader, kernel, PrimalGP(dimension, device=self.device)), data)
-        return self
+        learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width)
+        width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
+        scorer = GPScorer(features, width, self.score_kind).to(self.device)
+        state = Fitted(
+            reader=learned.reader, prepare=learned.prepare, scorer=scorer.eval(), reservoir=learned.reservoir
+        )
+        for batch in in_slices(learned.samples, self.device):
+            self._absorb(scorer, batch, None)
+        return self._settled(state)
 
-    def update(self, x: ArrayLike) -> "LastLayerGP":
-        """Take in more data; the scores become those of one fit on all of it (same standardisation and features)."""
-        state = fitted(self._state, "LastLayerGP")
-        self._state = self._grown(state, state.reader.read(x))
-        return self
+    def update(self, x: ArrayLike, *, half_life: float | None = None) -> "LastLayerGP":
+        """Take in more data; the scores become those of one fit on all of it (same standardisation and features).
+
+        With `half_life`, a sample that came so many samples ago counts half. The threshold has to be calibrated again.
+        """
+        state = self._fitted()
+        state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy())
+        for raw in state.reader.batches(x):
+            state.reservoir.add(raw, half_life)
+            for batch in self._prepared(state, raw):
+                self._absorb(state.scorer, batch, half_life)
+        return self._settled(state)
 
     def variance(self, x: ArrayLike) -> Scores:
         """The variance in the scale of the features; never negative."""
-        state = fitted(self._state, "LastLayerGP")
-        return in_batches(state.variance, state.reader.read(x), self.device)
+        return self._gathered(lambda scorer, batch: scorer.variance(batch), x)
 
     def relative(self, x: ArrayLike) -> Scores:
         """The variance as a share of its prior, in [0, 1]."""
-        state = fitted(self._state, "LastLayerGP")
-        return in_batches(state.relative, state.reader.read(x), self.device)
-
-    def score(self, x: ArrayLike) -> Scores:
-        """What inputs are ranked by; bigger is stranger."""
-        return self.variance(x) if self.score_kind == "variance" else self.relative(x)
-
-    def _prior(self, reader: Reader, data: Tensor) -> FeatureKernel:
-        stream = generators(self.seed, 1)[0]
-        net = random_network(reader.sample_shape, stream, channels=(32,), hidden=(self.width,))
-        return prior_kernel(Standardise(data).to(self.device), net.to(self.device))
+        return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
 
     @torch.no_grad()
-    def _grown(self, state: _Fitted, data: Tensor) -> _Fitted:
-        parts = (F.normalize(state.kernel.features(part.to(self.device)), dim=1) for part in data.split(SLICE))
-        noise = self.noise * (state.gp.count + len(data)) / len(state.gp.gram)
-        grown = state.gp.grown(parts, noise)
-        if not grown.gram.any():
+    def _absorb(self, scorer: Any, batch: Any, half_life: float | None) -> None:
+        """S ← Σ 2^(−age/half-life) φ̄φ̄ᵀ, the newest sample having age 0."""
+        z = F.normalize(scorer.features(batch), dim=1).double()
+        ages = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=torch.float64)
+        weights = torch.ones_like(ages) if half_life is None else torch.exp2(-ages / half_life)
+        fade = 1.0 if half_life is None else 2.0 ** (-len(z) / half_life)
+        if not z.isfinite().all():
+            raise InputError("the kernel's features of the train data are NaN or infinite")
+        scorer.gram.mul_(fade).add_(z.T @ (weights[:, None] * z))
+        scorer.count.mul_(fade).add_(weights.sum())
+
+    @torch.no_grad()
+    def _settled(self, state: Fitted) -> "LastLayerGP":
+        """Factorise, take the statistics of the combined score, and only then replace what was there."""
+        scorer = state.scorer
+        assert isinstance(scorer, GPScorer)
+        if not scorer.gram.any():
             raise InputError("the kernel's features of the train data are all zero (is the data constant?)")
-        return state._replace(gp=grown.factorised())
+        noise = self.noise * float(scorer.count) / len(scorer.gram)
+        scorer.root.copy_(PrimalGP.of(scorer.gram, noise).root)
+        self._state, self._alarm = state, None
+        if state.reservoir.samples is not None:
+            few = map_batch(lambda t: t[:HELD_OUT], state.reservoir.samples)
+            share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
+            left_out = share / (1 - share / noise).clip(min=1e-6)  # each of these samples is in S: take it out
+            scorer.combine.learn(torch.from_numpy(left_out.clip(max=1)), torch.from_numpy(scale))
+        Diagnosis(tuple(self._checks(state))).warn()
+        return self
+
+    def _settings(self) -> dict[str, Any]:
+        return {"width": self.width, "noise": self.noise, "score": self.score_kind, "seed": self.seed}
+
+    @classmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings
+
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        del about
+        features, width = empty_map(reader, self.kernel, self.width), len(weights["gram"])
+        with torch.device("meta"):
+            return GPScorer(features, width, self.score_kind)

@@ -1,18 +1,22 @@
-"""What every method that needs only data starts from: read, checked, standardised samples and a random network."""
+"""What every method that needs only data starts from: a random network that suits it, and checks that all share."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, nn
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
 
-from onefold.errors import InputError, NotFittedError
+from onefold.errors import InputError
 from onefold.inputs import check_seed
-from onefold.kernels import Features
-from onefold.nets import MLP, Impala, backbone
+from onefold.kernels import Features, ModelFeatures
+from onefold.nets import MLP, Impala, Standardise, backbone
+from onefold.reader import Reader
+from onefold.samples import Learned
+from onefold.types import FeatureKernel, Kernel
 
-State = TypeVar("State")
+CHANNELS = (32,)  # of a random network for images (paper, Table "hpsettingsood")
 
 
 def generators(seed: int, count: int) -> list[Generator]:
@@ -23,7 +27,7 @@ def generators(seed: int, count: int) -> list[Generator]:
 
 def random_network(
     shape: tuple[int, ...],
-    generator: Generator,
+    generator: Generator | None,
     *,
     channels: Sequence[int],
     hidden: Sequence[int],
@@ -35,9 +39,92 @@ def random_network(
     return net.requires_grad_(False)
 
 
+class Prior(nn.Module):
+    """φ₀: the last hidden layer of a random network that sees standardised samples (Eq. 14)."""
+
+    def __init__(self, first: nn.Module, net: MLP | Impala) -> None:
+        super().__init__()
+        self.first, self.net = first, net
+
+    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n width"]:
+        with torch.no_grad():
+            return self.net.features(self.first(x))
+
+
 def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:
     """Eq. 14 on a random network that sees samples through `first`."""
-    return Features(torch.no_grad()(lambda x: net.features(first(x))))
+    return Features(Prior(first, net))
+
+
+class FeatureMap(nn.Module):
+    """φ₀ in two steps, z = encode(x) and features(z): of a random network of ours, or of a kernel that was handed in.
+
+    A handed-in kernel and the model inside it are no part of this module: never saved, moved or copied with it.
+    """
+
+    def __init__(self, prior: Prior | None, kernel: Kernel | None) -> None:
+        super().__init__()
+        self.prior = prior
+        self.__dict__["kernel"] = kernel
+
+    @property
+    def handed_in(self) -> Kernel | None:
+        return self.__dict__["kernel"]
+
+    def encode(self, x: Any) -> Any:
+        """What a model of the user's makes of a sample; else the sample itself."""
+        kernel = self.handed_in
+        return kernel.encode(x) if isinstance(kernel, ModelFeatures) else x
+
+    def features(self, z: Any) -> Float[Tensor, "n width"]:
+        """φ₀ of an encoded sample."""
+        kernel = self.handed_in
+        if self.prior is not None:
+            return self.prior(z)
+        if isinstance(kernel, ModelFeatures):
+            return kernel.project(z)
+        if not isinstance(kernel, FeatureKernel):
+            raise InputError(f"{type(kernel).__name__} has no features, only similarities")
+        return kernel.features(z)
+
+    def scale(self, z: Any) -> Float[Tensor, " n"]:
+        """Θ(x, x), the prior variance of an encoded sample."""
+        kernel = self.handed_in
+        if kernel is None or isinstance(kernel, ModelFeatures):
+            return self.features(z).square().sum(1)
+        return kernel.diag(z)
+
+    @property
+    def labels(self) -> Kernel:
+        """The kernel of encoded samples."""
+        kernel = self.handed_in
+        return Features(self.features) if kernel is None or isinstance(kernel, ModelFeatures) else kernel
+
+    @property
+    def has_features(self) -> bool:
+        return self.handed_in is None or isinstance(self.handed_in, FeatureKernel)
+
+
+def feature_map(learned: Learned, kernel: Kernel | None, generator: Generator, width: int) -> FeatureMap:
+    """The features of a kernel, or where there is none those of a random network that suits the data."""
+    if kernel is not None:
+        return FeatureMap(None, kernel)
+    net = random_network(learned.reader.sample_shape, generator, channels=CHANNELS, hidden=(width,))
+    return FeatureMap(Prior(learned.standardise, net.to(learned.standardise.mean.device)), None)
+
+
+def empty_map(reader: Reader, kernel: Kernel | None, width: int) -> FeatureMap:
+    """The same without weights, for those of a file."""
+    if kernel is not None:
+        return FeatureMap(None, kernel)
+    net = random_network(reader.sample_shape, None, channels=CHANNELS, hidden=(width,))
+    return FeatureMap(Prior(empty_standardise(reader.sample_shape), net), None)
+
+
+def empty_standardise(shape: tuple[int, ...]) -> Standardise:
+    """A standardisation for statistics from a file: one pair for every feature of vectors, one in all for images."""
+    sizes = shape if len(shape) == 1 else ()
+    return Standardise(torch.zeros(sizes, device="meta"), torch.ones(sizes, device="meta"))
 
 
 def check_kernel(kernel: object, kind: type) -> None:
@@ -50,10 +137,3 @@ def check_kernel(kernel: object, kind: type) -> None:
     raise InputError(
         f"{type(kernel).__name__} is no kernel that can be used here: it needs a call k(x1, x2) and {needed}"
     )
-
-
-def fitted(state: State | None, name: str) -> State:
-    """The state that `fit` left, or a refusal to score before it."""
-    if state is None:
-        raise NotFittedError(f"this {name} is not fitted yet: call fit first")
-    return state

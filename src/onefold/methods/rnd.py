@@ -1,28 +1,38 @@
 """Random network distillation (Burda et al., 2018): how badly a network predicts a random one."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from onefold.inputs import Reader, check_seed, in_batches, pick_device, to_device
-from onefold.methods.prior import fitted, generators, random_network
-from onefold.nets import Standardise, backbone
+from onefold.detector import Detector, Exports, Fitted
+from onefold.diagnosis import Diagnosis
+from onefold.export import copied
+from onefold.inputs import check_seed, named, pick_device
+from onefold.methods.prior import empty_standardise, generators, random_network
+from onefold.methods.streaming import both_halves, update_recipe
+from onefold.nets import backbone
+from onefold.reader import Reader
+from onefold.reservoir import Reservoir
+from onefold.samples import Samples, learn
 from onefold.train import Draws, Recipe, Training, run
-from onefold.types import ArrayLike, Scores
+from onefold.types import ArrayLike
 
 
-class _Fitted(NamedTuple):
-    reader: Reader
-    predictor: nn.Module
-    target: nn.Module
+class RNDScorer(nn.Module):
+    """½ mean (predictor − target)² over the outputs."""
 
-    def error(self, x: Tensor) -> Tensor:
+    def __init__(self, predictor: nn.Sequential, target: nn.Sequential) -> None:
+        super().__init__()
+        self.predictor, self.target = predictor, target
+
+    def forward(self, x: Any) -> Tensor:
         return 0.5 * (self.predictor(x) - self.target(x)).float().square().mean(1)
 
 
-class RND:
+class RND(Detector, Exports):
     """Squared error of a trained predictor against a frozen random target; sizes and rate are the paper's."""
 
     def __init__(
@@ -36,37 +46,82 @@ class RND:
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        check_seed(seed)
+        self.kernel = None
         self.channels, self.hidden, self.target_hidden, self.outputs = channels, hidden, target_hidden, outputs
         self.recipe = recipe or Recipe(steps=2000, lr=3e-3)
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.device = pick_device(device)
-        self._state: _Fitted | None = None
 
     def fit(self, x: ArrayLike, *, checkpoint: str | Path | None = None, progress: bool | None = None) -> "RND":
         """Learn what is familiar from `x`, unlabelled."""
-        reader, data = Reader.learn(x)
-        data = to_device(data, self.device)
-        shape, first = reader.sample_shape, Standardise(data)
-        target_stream, predictor_stream, draw_stream = generators(self.seed, 3)
-        sizes = {"channels": self.channels, "outputs": self.outputs}
-        random = random_network(shape, target_stream, hidden=self.target_hidden, **sizes)
-        trained = backbone(shape, hidden=self.hidden, generator=predictor_stream, **sizes)
-        predictor, target = (nn.Sequential(first, net).to(self.device) for net in (trained, random))
-        state = _Fitted(reader, predictor, target)
+        learned = learn(x, self.device, self.seed)
+        scorer = self._scorer(learned.reader.sample_shape, learned.standardise, generators(self.seed, 2))
+        identity = [self._settings(), len(learned.samples), *named(learned.reservoir.samples).values()]
+        self._train(
+            scorer.to(self.device), learned.samples, self.recipe, self.seed,
+            checkpoint=checkpoint, identity=identity, progress=progress,
+        )  # fmt: skip
+        return self._settled(
+            Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        )
 
+    def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "RND":
+        """Take in more data as it comes, in bounded memory; see `CSD.update`."""
+        state = self._fitted()
+        reservoir, fresh = state.reservoir.copy(), Reservoir(state.reservoir.capacity, self.seed)
+        for raw in state.reader.batches(x):
+            reservoir.add(raw, half_life)
+            fresh.add(raw)
+        train = both_halves(reservoir, fresh, state.prepare, self.device)
+        scorer = copied(state.scorer)
+        assert isinstance(scorer, RNDScorer)
+        scorer.predictor[1].requires_grad_(True)
+        recipe = update_recipe(self.recipe, fresh.seen)
+        self._train(scorer, train, recipe, reservoir.seen, progress=progress)
+        return self._settled(replace(state, scorer=scorer, reservoir=reservoir))
+
+    def _train(
+        self,
+        scorer: RNDScorer,
+        train: Samples,
+        recipe: Recipe,
+        seed: int,
+        *,
+        checkpoint: str | Path | None = None,
+        identity: Sequence[Any] = (),
+        progress: bool | None = None,
+    ) -> None:
         def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
             del uniforms
-            return state.error(data[integers[:, 0] % len(data)]).mean()
+            return scorer(train[integers[:, 0] % len(train)]).mean()
 
-        draws = Draws(self.recipe.batch, 1, 0, draw_stream.initial_seed(), self.device)
-        training = Training(list(trained.parameters()), loss, self.recipe, draws)
-        settings = [asdict(self.recipe), self.channels, self.hidden, self.target_hidden, self.outputs, self.seed]
-        run(training, "RND", checkpoint=checkpoint, identity=[settings, data], show=progress)
-        self._state = state
+        draws = Draws(recipe.batch, 1, 0, generators(seed, 3)[2].initial_seed(), self.device)
+        parameters = [p for p in scorer.predictor.parameters() if p.requires_grad]
+        training = Training(parameters, loss, recipe, draws, captured=train.in_memory)
+        run(training, "RND", checkpoint=checkpoint, identity=identity, show=progress)
+        scorer.eval().requires_grad_(False)
+
+    def _settled(self, state: Fitted) -> "RND":
+        self._state, self._alarm = state, None
+        Diagnosis(tuple(self._checks(state))).warn()
         return self
 
-    def score(self, x: ArrayLike) -> Scores:
-        """Half the mean squared error over the outputs; bigger is stranger."""
-        state = fitted(self._state, "RND")
-        return in_batches(state.error, state.reader.read(x), self.device)
+    def _scorer(self, shape: tuple[int, ...], first: nn.Module, streams: Sequence[Generator | None]) -> RNDScorer:
+        sizes = {"channels": self.channels, "outputs": self.outputs}
+        target = random_network(shape, streams[0], hidden=self.target_hidden, **sizes)
+        predictor = backbone(shape, hidden=self.hidden, generator=streams[1], **sizes)
+        return RNDScorer(*(nn.Sequential(first, net) for net in (predictor, target)))
+
+    def _settings(self) -> dict[str, Any]:
+        sizes = {name: list(getattr(self, name)) for name in ("channels", "hidden", "target_hidden")}
+        return {**sizes, "outputs": self.outputs, "recipe": asdict(self.recipe), "seed": self.seed}
+
+    @classmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        sizes = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
+        return {**settings, **sizes, "recipe": Recipe(**settings["recipe"])}
+
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        del about, weights
+        shape = reader.sample_shape
+        return self._scorer(shape, empty_standardise(shape), [None, None])

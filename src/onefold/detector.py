@@ -1,0 +1,298 @@
+"""What every method is besides its mathematics: scores of any data, alarms, one file, one exported model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from onefold import store
+from onefold.alarm import Alarm, benjamini_hochberg, check_rate
+from onefold.diagnosis import Diagnosis, Finding, likeness, signal
+from onefold.errors import FileError, InputError, NotFittedError
+from onefold.export import export
+from onefold.inputs import batch_slices, joined, map_batch, named
+from onefold.reader import Prepare, Reader
+from onefold.reservoir import Reservoir, scrambled
+from onefold.samples import HELD_OUT
+from onefold.types import ArrayLike, Batch, Kernel, Scores
+
+AnyDetector = TypeVar("AnyDetector", bound="Detector")
+
+KIND = "detector"
+MEMORIES = ("reservoir", "held")
+PROBES = 4  # samples that a kernel must find as similar as it did in the fit
+EXAMINED = 500  # samples that a diagnosis looks at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What `fit` leaves behind: how data is read, the module that scores it, and a memory of the data.
+
+    `scorer` maps prepared samples to scores, `reservoir` remembers train samples and `held` samples that no training
+    saw. `about` is what the fit wants to remember, in numbers.
+    """
+
+    reader: Reader
+    prepare: Prepare
+    scorer: nn.Module
+    reservoir: Reservoir
+    held: Reservoir = field(default_factory=lambda: Reservoir(HELD_OUT, 0))
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def memories(self) -> dict[str, Reservoir]:
+        return {"reservoir": self.reservoir, "held": self.held}
+
+
+class Detector(ABC):
+    """Fit on familiar data, then score any: bigger is stranger. Methods are its final subclasses."""
+
+    seed: int
+    device: torch.device
+    kernel: Kernel | None
+    _state: Fitted | None = None
+    _alarm: Alarm | None = None
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """The constructor's arguments, but for kernel and device, as JSON can hold them."""
+
+    @classmethod
+    @abstractmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """The constructor's arguments from what `_settings` gave."""
+
+    @abstractmethod
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        """A scorer without weights, for the weights of a file."""
+
+    def score(self, x: ArrayLike) -> Scores:
+        """What inputs are ranked by, one number each; bigger is stranger."""
+        return np.concatenate(list(self.score_batches(x)))
+
+    def score_batches(self, x: ArrayLike) -> Iterator[Scores]:
+        """The same batch by batch, for data that does not fit into memory."""
+        yield from self._computed(_score, x)
+
+    def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05) -> AnyDetector:
+        """Set the threshold so that a share `fpr` of familiar inputs raises an alarm.
+
+        `x_val` is familiar data that was not in the fit. The rate holds on average over calibration sets, whatever the
+        distribution; it needs at least 1/fpr − 1 samples.
+        """
+        check_rate(fpr)
+        scores = self.score(x_val)
+        self._alarm = Alarm(scores, fpr, self.seed)
+        state = self._fitted()
+        if state.held.samples is not None or state.reservoir.samples is not None:
+            Diagnosis((self._likeness(state, scores),)).warn()
+        return self
+
+    def pvalue(self, x: ArrayLike) -> NDArray[np.float64]:
+        """How likely a familiar input is to look at least as strange: a split-conformal p-value in (0, 1]."""
+        return self._calibrated().pvalues(self.score(x))
+
+    def is_ood(self, x: ArrayLike, *, fdr: float | None = None) -> NDArray[np.bool_]:
+        """Which inputs to raise an alarm for: those whose p-value is at most the calibrated false-alarm rate.
+
+        With `fdr`, the batch is judged as a whole: at most that share of the alarms is expected to be false
+        (Benjamini–Hochberg).
+        """
+        alarm = self._calibrated()
+        scores = self.score(x)
+        if fdr is not None:
+            return benjamini_hochberg(alarm.conservative(scores), fdr)
+        return scores > alarm.threshold
+
+    @property
+    def threshold(self) -> float:
+        """Scores above it raise an alarm."""
+        return self._calibrated().threshold
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """The calibration, if there is one."""
+        return self._alarm
+
+    def diagnose(self, x_val: ArrayLike | None = None, *, show: bool = True) -> Diagnosis:
+        """What speaks for and against trusting this detector; printed too, unless show=False.
+
+        `x_val` is familiar data that was not in the fit, to be compared with what the detector remembers.
+        """
+        state = self._fitted()
+        findings = [*self._checks(state), *self._information(state)]
+        if x_val is not None:
+            findings.append(self._likeness(state, self.score(x_val)))
+        diagnosis = Diagnosis(tuple(findings))
+        if show:
+            print(diagnosis)
+        return diagnosis
+
+    def save(self, path: str | Path, *, samples: bool = True) -> None:
+        """Write one file, whole or not at all: tensors in safetensors, settings in its JSON header.
+
+        The file remembers some of the train samples (up to 5,000 in 32 MB), for `update`, `diagnose` and reports; with
+        samples=False it does not. A model of the user's own is not in it: hand its kernel to `load`.
+        """
+        state = self._fitted()
+        tensors = {f"scorer.{name}": t for name, t in state.scorer.state_dict().items()}
+        header: dict[str, Any] = {
+            "method": type(self).__name__,
+            "settings": self._settings(),
+            "reader": state.reader.to_json(),
+            "about": state.about,
+            "alarm": None if self._alarm is None else {"fpr": self._alarm.fpr},
+            "reservoirs": None,
+            "kernel": None if self.kernel is None else getattr(self.kernel, "settings", {}),
+        }
+        if self._alarm is not None:
+            tensors["alarm"] = torch.from_numpy(self._alarm.scores)
+        if samples:
+            header["reservoirs"] = {name: memory.to_json() for name, memory in state.memories.items()}
+            for name, memory in state.memories.items():
+                tensors |= memory.tensors(name)
+        if self.kernel is not None and state.reservoir.samples is not None:
+            probe = map_batch(lambda t: t[:PROBES], state.reservoir.samples)
+            tensors |= {f"probe.{key}": t for key, t in named(probe).items()}
+            tensors["similarity"] = self._similarity(state, probe)
+        store.save(Path(path), KIND, tensors, header)
+
+    @classmethod
+    def _restored(
+        cls, tensors: dict[str, Tensor], header: dict[str, Any], kernel: Kernel | None, device: str
+    ) -> "Detector":
+        """The detector that `save` wrote; content that does not fit together raises what it may."""
+        arguments = {**cls._from_settings(header["settings"]), "device": device}
+        self = cls(**arguments) if kernel is None else cls(**arguments, kernel=kernel)  # pyright: ignore[reportCallIssue]
+        reader = Reader.from_json(header["reader"])
+        scorer = self._empty(reader, header["about"], _under(tensors, "scorer."))
+        scorer.load_state_dict(_under(tensors, "scorer."), strict=True, assign=True)
+        scorer = scorer.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
+        contents = header["reservoirs"] or {}
+        memories = {
+            name: Reservoir.restored(contents[name], tensors, name) if name in contents else Reservoir(1, 0)
+            for name in MEMORIES
+        }
+        for memory in memories.values():
+            if memory.samples is not None:
+                reader.check(memory.samples)
+        prepare = Prepare(reader).to(self.device)
+        self._state = Fitted(
+            reader=reader, prepare=prepare, scorer=scorer, about=header["about"],
+            reservoir=memories["reservoir"], held=memories["held"],
+        )  # fmt: skip
+        if header["alarm"] is not None:
+            self._alarm = Alarm(tensors["alarm"].double().numpy(), float(header["alarm"]["fpr"]), self.seed)
+        if kernel is not None:
+            self._check_kernel(self._state, tensors)
+        return self
+
+    def _check_kernel(self, state: Fitted, tensors: dict[str, Tensor]) -> None:
+        """The kernel that was handed in must be the one of the fit: it finds the same samples as similar."""
+        probe = _under(tensors, "probe.")
+        if not probe:
+            return
+        found = self._similarity(state, probe["x"] if set(probe) == {"x"} else probe)
+        if not torch.allclose(found, tensors["similarity"], rtol=1e-3, atol=1e-6):
+            raise FileError(
+                "the kernel is not the one that this detector was fitted with (another model, layer or width)"
+            )
+
+    def _similarity(self, state: Fitted, raw: Batch) -> Tensor:
+        assert self.kernel is not None
+        batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
+        return self.kernel(batch, batch).detach().double().cpu()
+
+    def _likeness(self, state: Fitted, scores: Scores) -> Finding:
+        if state.held.samples is not None:
+            return likeness(self._over(state, _score, state.held.samples), scores, "those held out by the fit")
+        assert state.reservoir.samples is not None
+        familiar = self._over(state, _score, state.reservoir.samples)  # fitted to, so somewhat more familiar
+        return likeness(familiar, scores, "train samples", tolerance=0.4)
+
+    def _checks(self, state: Fitted) -> list[Finding]:
+        """What must hold: here, that the scores tell familiar samples from scrambled ones, or from each other."""
+        memory = state.held if state.held.samples is not None else state.reservoir
+        if memory.samples is None:
+            return []
+        few = map_batch(lambda t: t[:EXAMINED], memory.samples)
+        return [signal(self._over(state, self._measure, joined([few, scrambled(few, self.seed)])))]
+
+    def _information(self, state: Fitted) -> list[Finding]:
+        """What is good to know besides."""
+        del state
+        return []
+
+    @staticmethod
+    def _measure(scorer: Any, batch: Any) -> Tensor:
+        """The number whose spread is looked at: where there is one, the relative variance."""
+        return scorer.relative(batch) if hasattr(scorer, "relative") else scorer(batch)
+
+    def _over(self, state: Fitted, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
+        """function(scorer, prepared batch) over raw samples in memory."""
+        return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
+
+    def _prepared(self, state: Fitted, raw: Batch) -> Iterator[Any]:
+        for part in batch_slices(raw, state.reader.batch_size):
+            with torch.no_grad():
+                yield state.prepare(map_batch(lambda t: t.to(self.device), part))
+
+    def _gathered(self, function: Callable[[Any, Any], Tensor], x: ArrayLike) -> Scores:
+        return np.concatenate(list(self._computed(function, x)))
+
+    def _computed(self, function: Callable[[Any, Any], Tensor], x: ArrayLike) -> Iterator[Scores]:
+        """function(scorer, prepared batch) over all of `x`, on the detector's device, without gradients."""
+        state = self._fitted()
+        for raw in state.reader.batches(x):
+            yield self._over(state, function, raw)
+
+    def _fitted(self) -> Fitted:
+        if self._state is None:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit first")
+        return self._state
+
+    def _calibrated(self) -> Alarm:
+        self._fitted()
+        if self._alarm is None:
+            raise NotFittedError(
+                f"this {type(self).__name__} has no threshold: call calibrate(x_val, fpr=0.05) with familiar data that "
+                "was not in the fit (again after fit or update)"
+            )
+        return self._alarm
+
+
+class Exports:
+    """Methods whose scorer is a plain network can leave Python."""
+
+    def export(self, path: str | Path) -> None:
+        """Write the whole detector as .onnx or .pt2: raw data in, `score` out, and `is_ood` where it is calibrated.
+
+        Preparation, score and threshold are inside, and the number of samples in a batch is free.
+        """
+        assert isinstance(self, Detector)
+        state = self._fitted()
+        threshold = None if self.alarm is None else self.threshold
+        about = {"method": type(self).__name__, "fpr": None if self.alarm is None else self.alarm.fpr}
+        export(Path(path), state.reader, state.scorer, threshold, about)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _score(scorer: Any, batch: Any) -> Tensor:
+    return scorer(batch)
+
+
+@torch.no_grad()
+def _finite(scores: Tensor) -> Scores:
+    if not scores.isfinite().all():
+        bad = int((~scores.isfinite()).sum())
+        raise InputError(f"{bad} of {len(scores)} inputs have no finite score: their features overflow or are NaN")
+    return scores.double().cpu().numpy()

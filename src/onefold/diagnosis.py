@@ -1,0 +1,95 @@
+"""What a detector should say about itself before anyone trusts it."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onefold.errors import OnefoldWarning
+from onefold.metrics import auroc
+from onefold.types import Scores
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question, the number that answers it, and whether that is as it should be (None: for information)."""
+
+    name: str
+    value: float
+    ok: bool | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings; as text, a line each."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing speaks against trusting the detector."""
+        return all(finding.ok is not False for finding in self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __getitem__(self, name: str) -> Finding:
+        return next(finding for finding in self.findings if finding.name == name)
+
+    def __str__(self) -> str:
+        marks = {True: "ok  ", False: "WARN", None: "info"}
+        return "\n".join(f"{marks[f.ok]}  {f.name}: {f.message}" for f in self.findings)
+
+    def warn(self) -> None:
+        """Say what speaks against it, as warnings."""
+        for finding in self.findings:
+            if finding.ok is False:
+                warnings.warn(f"{finding.name}: {finding.message}", OnefoldWarning, stacklevel=4)
+
+
+FLAT = 0.02  # relative spread of a variance that says nothing
+CONVERGED = 0.75  # share of the labels' variance that the regression must explain
+NEAR_ZERO = 0.25  # of the mean dissimilarity of two train samples
+
+
+def signal(values: Scores) -> Finding:
+    """Is the variance more than a constant?"""
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    spread = float((high - low) / max(abs(middle), 1e-12))
+    good = spread > FLAT
+    text = f"scores of familiar and of scrambled samples spread over {spread:.0%} of their median"
+    return Finding("signal", spread, good, text if good else f"{text}: they are flat, and rank nothing; train longer")
+
+
+def convergence(explained: float) -> Finding:
+    """Does the regression fit the kernel on train pairs?"""
+    good = explained >= CONVERGED
+    text = f"the regression explains {max(explained, 0):.0%} of the kernel's variance over train pairs"
+    advice = ": it has not converged; train longer, with smaller batches or another learning rate"
+    return Finding("convergence", explained, good, text if good else text + advice)
+
+
+def familiarity(train: Scores, dissimilarity: float) -> Finding:
+    """Is the variance of train samples near zero?"""
+    share = float(np.median(train)) / max(dissimilarity, 1e-12)
+    good = share <= NEAR_ZERO
+    text = f"the relative variance of train samples is {share:.1%} of their mean dissimilarity"
+    return Finding("familiarity", share, good, text if good else f"{text}: it should be near zero; train longer")
+
+
+def likeness(reference: Scores, held_out: Scores, what: str, tolerance: float = 0.1) -> Finding:
+    """Do held-out samples look like the reference, by the scores? Chance alone would give an AUROC of ½."""
+    value = auroc(reference, held_out)
+    error = math.sqrt((len(reference) + len(held_out) + 1) / (12 * len(reference) * len(held_out)))
+    good = value < 0.5 + max(tolerance, 4 * error)
+    text = f"held-out samples look stranger than {what} with probability {value:.2f}"
+    advice = ": they seem to come from elsewhere, and alarms will be rarer or more frequent than asked"
+    return Finding("likeness", value, good, text if good else text + advice)
+
+
+def agreement(value: float) -> Finding:
+    """Rank correlation with the closed form in the same features."""
+    return Finding("agreement", value, None, f"rank correlation {value:.2f} with LastLayerGP in the same features")

@@ -1,0 +1,70 @@
+"""The energy of a classifier's logits (Liu et al., 2020)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from onefold.detector import Detector, Exports, Fitted
+from onefold.diagnosis import Diagnosis
+from onefold.errors import InputError
+from onefold.inputs import check_seed, pick_device
+from onefold.kernels import ModelFeatures, logits
+from onefold.methods.prior import FeatureMap
+from onefold.reader import Reader
+from onefold.samples import learn
+from onefold.types import ArrayLike
+
+
+class EnergyScorer(nn.Module):
+    """−T log Σ_k exp(logit_k / T)."""
+
+    def __init__(self, kernel: ModelFeatures, temperature: float) -> None:
+        super().__init__()
+        self.temperature, self.map = temperature, FeatureMap(None, kernel)
+
+    def forward(self, x: Any) -> Tensor:
+        return -self.temperature * torch.logsumexp(self.map.encode(x) / self.temperature, dim=1)
+
+
+class Energy(Detector, Exports):
+    """−T log Σ exp(logit / T) of a trained classifier: small where any class is likely. Nothing is trained."""
+
+    def __init__(
+        self,
+        kernel: nn.Module | ExportedProgram | ModelFeatures,
+        *,
+        temperature: float = 1.0,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        if not 0 < temperature < float("inf"):
+            raise InputError(f"the temperature must be positive, not {temperature}")
+        self.kernel = self.logits = kernel if isinstance(kernel, ModelFeatures) else logits(kernel)
+        self.temperature = temperature
+        self.seed = check_seed(seed)
+        self.device = pick_device(device)
+
+    def fit(self, x: ArrayLike) -> "Energy":
+        """Learn the form of the data; the classifier is there already."""
+        learned = learn(x, self.device, self.seed, as_given=True)
+        classes = self.logits.encode(learned.samples[torch.arange(2, device=self.device)]).shape[1]
+        if classes < 2:
+            raise InputError(f"the model has {classes} output: energy is for classifiers of at least 2 classes")
+        scorer = EnergyScorer(self.logits, self.temperature).eval()
+        self._state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        self._alarm = None
+        Diagnosis(tuple(self._checks(self._state))).warn()
+        return self
+
+    def _settings(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "seed": self.seed}
+
+    @classmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings
+
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        del reader, about, weights
+        return EnergyScorer(self.logits, self.temperature)

@@ -1,0 +1,88 @@
+"""Tables as sources: CSV and Parquet files, and data frames of pandas or polars."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onefold.errors import InputError
+from onefold.sources.base import check_index, regroup, spans
+from onefold.sources.csvrows import MOST_CELLS, MOST_ROWS, CsvRows
+from onefold.sources.parquetrows import ParquetRows
+from onefold.sources.tables import Table
+from onefold.sources.values import Chunk
+
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+
+
+class TableFile:
+    """A CSV, TSV or Parquet file as rows of codes (see Table.codes), read in pieces."""
+
+    def __init__(self, path: Path, table: Table | None = None) -> None:
+        self.path = path
+        self._rows: Iterable[Chunk] = ParquetRows(path) if path.suffix.lower() == ".parquet" else CsvRows(path)
+        self.table = table or Table.learn(self._rows)
+
+    def batches(self, size: int) -> Iterator[Float64[Tensor, "n c"]]:
+        empty = True
+        for part in regroup(self._codes(), size):
+            empty = False
+            yield torch.from_numpy(part)
+        if empty:
+            raise InputError(f"{self.path}: has no rows")
+
+    def _codes(self) -> Iterator[NDArray[np.float64]]:
+        row = 1
+        for chunk in self._rows:
+            codes = self.table.codes(chunk, row)
+            yield codes
+            row += len(codes)
+
+
+class TableFrame:
+    """A data frame of pandas or polars as rows of codes (see Table.codes)."""
+
+    def __init__(self, frame: Any, table: Table | None = None, name: str = "x") -> None:
+        self.frame = frame
+        self._labels = list(frame.columns)
+        self._names = [str(label) for label in self._labels]
+        if not self._labels or not len(frame):
+            raise InputError(f"{name} is empty: its shape is {frame.shape}")
+        commonest, count = Counter(self._names).most_common(1)[0]
+        if count > 1:
+            raise InputError(f"{name} has {count} columns of the name {commonest!r}")
+        self.table = table or Table.learn(_FrameRows(self))
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def batches(self, size: int) -> Iterator[Float64[Tensor, "n c"]]:
+        for index in spans(len(self), size):
+            yield torch.from_numpy(self.table.codes(self.chunk(index), int(index[0]) + 1))
+
+    def take(self, index: NDArray[np.int64]) -> Float64[Tensor, "n c"]:
+        check_index(index, len(self))
+        return torch.from_numpy(self.table.codes(self.chunk(index)))
+
+    def chunk(self, index: NDArray[np.int64]) -> Chunk:
+        """The rows of these numbers, as their values in each column."""
+        part = self.frame.iloc[index] if hasattr(self.frame, "iloc") else self.frame[index]
+        return {name: part[label].to_numpy() for name, label in zip(self._names, self._labels, strict=True)}
+
+
+class _FrameRows:
+    """The rows of a frame in chunks, again at every iteration."""
+
+    def __init__(self, source: TableFrame) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Chunk]:
+        most = max(1, min(MOST_ROWS, MOST_CELLS // len(self._source.frame.columns)))
+        for index in spans(len(self._source), most):
+            yield self._source.chunk(index)

@@ -1,8 +1,10 @@
 """One fit in two processes: the weights, losses and checkpoints of one process with the whole minibatch."""
 
-import os
-import sys
+import contextlib
+import json
+import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch import Generator, Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
+import onefold
 from onefold import store
 from onefold.distil import (
     Architecture,
@@ -29,17 +32,17 @@ from onefold.distil import (
 )
 from onefold.distil.contexts import Contexts
 from onefold.distil.parallel import parallel_distillation, run_together
-from onefold.errors import InputError, OnefoldError
-from onefold.kernels import Features
+from onefold.errors import InputError, OnefoldError, OnefoldWarning
 from onefold.methods import CSD, csd
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.nets import Standardise
-from onefold.train import CHECKPOINT, Recipe, Training, checkpointed, run
+from onefold.train import Recipe, Training, checkpointed
 from onefold.types import Kernel
 
 CPU = torch.device("cpu")
 PROCESSES = 2
-CLOSE = 1e-5  # how far apart two results may be, as a share of how far training went: float32 rounds sums by their order
+ROUNDING = 1e-6  # relative; the order in which float32 numbers are added up is all that may differ
+DRIFT = 1e-5  # the same after 30 steps, as a share of how far training went
 
 
 class PairsOnly:
@@ -94,6 +97,7 @@ def case(name: str, *, steps: int = 30, batch: int = 16, rate: float = 1e-3) -> 
     return Case(model, x, kernel, contexts, Recipe(steps=steps, batch=batch, lr=rate), encode)
 
 
+SMALL = {"recipe": Recipe(steps=120, batch=16), "architecture": Architecture(hidden=(32,), outputs=16)}
 CASES = ("vectors", "images", "mixture", "pairs", "encoded")
 
 
@@ -142,12 +146,9 @@ class Notes:
 
 def local_pairs_only(notes: Notes) -> None:
     """The wrong scheme: every process has a loss of its own pairs, and only gradients are shared."""
-    right = parallel.gathered
-    parallel.gathered = lambda rows: rows
-    parallel._check_agreement = lambda *_: None
-    wrong = trained("vectors", Case.together)
-    parallel.gathered = right
-    notes.keep("wrong", **wrong)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "gathered", lambda rows: rows)
+        notes.keep("wrong", **trained("vectors", Case.together))
 
 
 def interrupted(notes: Notes, path: Path) -> None:
@@ -160,7 +161,8 @@ def interrupted(notes: Notes, path: Path) -> None:
     dist.barrier()
     again = case("images")
     place = path if notes.rank == 0 else path.with_name("nowhere")
-    loss = run_together(again.together(), "CSD", checkpoint=place, identity=identity, show=True)
+    with (notes.folder / f"stderr.{notes.rank}").open("w") as log, contextlib.redirect_stderr(log):
+        loss = run_together(again.together(), "CSD", checkpoint=place, identity=identity, show=True)
     notes.keep("resumed", weights=weights(again.model), loss=torch.tensor(loss))
     alone = case("images")
     run_together(alone.together(), "CSD", checkpoint=path.with_name("alone"), identity=identity)
@@ -169,11 +171,19 @@ def interrupted(notes: Notes, path: Path) -> None:
     notes.refused("foreign", lambda: run_together(mistaken, "CSD", checkpoint=place, identity=["other"]))
 
 
-def detectors(notes: Notes, file: str) -> None:
+def uncaptured(*given: Any, capturable: bool, **named: Any) -> Training:
+    del capturable
+    return parallel_distillation(*given, **named)
+
+
+def detector(notes: Notes) -> None:
     """CSD as a user calls it, from raw data to a file."""
-    detector = CSD(recipe=Recipe(steps=40, batch=16), device="cpu").fit(familiar())
-    detector.save(notes.folder / f"{file}.{notes.rank}.onefold")
-    notes.keep(file, scores=torch.from_numpy(detector.score(queries())), loss=torch.tensor(detector.loss))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csd, "distillation", uncaptured)
+        patch.setattr(csd, "run", run_together)
+        fitted = CSD(**SMALL, device="cpu").fit(familiar())
+    fitted.save(notes.folder / f"saved.{notes.rank}")
+    notes.keep("detector", scores=torch.from_numpy(fitted.score(queries())), loss=torch.tensor(fitted.loss))
 
 
 def familiar() -> np.ndarray:
@@ -186,8 +196,10 @@ def queries() -> np.ndarray:
 
 def process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    sys.stderr = (folder / f"stderr.{rank}").open("w")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", OnefoldWarning)  # of so short a training
+    place, patience = f"file://{folder}/meeting", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=PROCESSES, timeout=patience)
     notes = Notes(folder, rank)
     for name in CASES:
         notes.keep(name, **trained(name, Case.together))
@@ -196,13 +208,21 @@ def process(rank: int, folder: Path) -> None:
     other = case("vectors")
     notes.refused("other_data", other._replace(x=other.x + rank).together)
     notes.refused("other_settings", case("vectors", rate=1e-3 + rank).together)
-    detectors(notes, "detector")
+    detector(notes)
     local_pairs_only(notes)
     last = case("vectors", steps=1)
     run_together(last.together(), "CSD")
     dist.destroy_process_group()
     last.model(last.x, last.x).sum().backward()  # nothing of the group may cling to the model
-    sys.stderr.flush()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the two processes: threads round differently, and would fight for the same cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +237,74 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def results(folder: Path, name: str) -> list[dict[str, Tensor]]:
     return [store.load(folder / f"{name}.{rank}", "result")[0] for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_like_one(name: str, folder: Path) -> None:
+    """Gradient of the first step, loss of every step, weights after the last."""
+    expected, (first, second) = trained(name, Case.alone), results(folder, name)
+    assert all(torch.equal(first[key], second[key]) for key in expected), "processes must not drift apart"
+    start = weights(case(name).model)
+    assert distance(first["gradient"], expected["gradient"]) < ROUNDING
+    assert distance(first["losses"], expected["losses"]) < ROUNDING
+    assert distance(first["weights"], expected["weights"], start) < DRIFT
+    assert distance(first["weights"], expected["weights"]) < ROUNDING
+
+
+def test_a_loss_of_local_pairs_would_be_found_out(folder: Path) -> None:
+    expected, wrong = trained("vectors", Case.alone), results(folder, "wrong")[0]
+    assert distance(wrong["gradient"], expected["gradient"]) > 1e4 * ROUNDING
+    assert distance(wrong["weights"], expected["weights"], weights(case("vectors").model)) > 1e3 * DRIFT
+
+
+def test_a_resumed_training_ends_like_an_uninterrupted_one(folder: Path) -> None:
+    whole = results(folder, "images")[0]
+    for found in results(folder, "resumed"):
+        assert torch.equal(found["weights"], whole["weights"])
+        torch.testing.assert_close(found["loss"], whole["losses"][-3:].mean())
+    assert not (folder / "nowhere").exists(), "only process 0 writes"
+    assert "CSD: 30/30, loss" in (folder / "stderr.0").read_text()
+    assert (folder / "stderr.1").read_text() == "", "only process 0 shows progress"
+
+
+def test_two_processes_go_on_from_a_checkpoint_of_one(folder: Path) -> None:
+    whole, start = results(folder, "images")[0]["weights"], weights(case("images").model)
+    first, second = (found["weights"] for found in results(folder, "taken_over"))
+    assert torch.equal(first, second)
+    assert distance(first, whole, start) < DRIFT
+
+
+REFUSALS = {
+    "uneven": ["InputError: 2 processes cannot share batches of 15 evenly: use a multiple, such as 14 or 16"] * 2,
+    "other_data": ["InputError: the processes were given different data or settings: give all of x to each of them"]
+    * 2,
+    "other_settings": ["InputError: the processes were given different data or settings: "] * 2,
+    "foreign": [
+        "FileError: {}/checkpoint: belongs to",
+        "TrainingError: process 0 could not begin: {}/checkpoint: belong",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_every_process_says_what_is_wrong(name: str, folder: Path) -> None:
+    for rank, message in enumerate(REFUSALS[name]):
+        found = json.loads((folder / f"{name}.{rank}").read_text("utf-8"))
+        assert found.startswith(message.format(folder))
+        assert "\n" not in found
+
+
+def test_a_detector_is_the_same_in_every_process_and_as_good_as_from_one(folder: Path) -> None:
+    first, second = results(folder, "detector")
+    assert torch.equal(first["scores"], second["scores"])
+    assert (folder / "saved.0").read_bytes() == (folder / "saved.1").read_bytes()
+    alone = CSD(**SMALL, device="cpu").fit(familiar())
+    np.testing.assert_allclose(first["scores"].numpy(), alone.score(queries()), rtol=1e-2, atol=1e-3)
+    assert float(first["loss"]) == pytest.approx(alone.loss, rel=1e-4)
+    np.testing.assert_array_equal(onefold.load(folder / "saved.1").score(queries()), second["scores"].numpy())
+
+
+def test_without_a_process_group_nothing_is_shared() -> None:
+    assert not parallel.shared_by_processes()
+    with pytest.raises(InputError, match="start the script with torchrun"):
+        case("vectors").together()

@@ -1,10 +1,12 @@
 """The command line: dataclass arguments, one function each, one readable line on bad input."""
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -81,7 +83,129 @@ class Toy:
         print(f"Figures: {out / 'toy_1d.png'}, {out / 'toy_2d.png'}")
 
 
-Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Toy, tyro.conf.subcommand("toy")]  # pyright: ignore[reportInvalidTypeForm]
+@dataclass(frozen=True)
+class Fit:
+    """Learn what is familiar from your own data and write a detector, calibrated and ready to raise alarms.
+
+    DATA is a folder of images, a table (.csv, .tsv, .parquet) or an array (.npy, .npz). A fifth of it is set apart to
+    calibrate the alarms, unless --calibrate names other familiar data. Stopped fits go on when the same command is
+    given again. With --model, the detector looks through a trained model of your own (written by torch.export.save):
+    the best there is where such a model exists.
+    """
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """Familiar data."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The detector's file, for example model.onefold."""
+    method: Literal["csd", "gp", "rnd", "knn"] = "csd"
+    """CSD; the closed form, quick and good on small data; random network distillation; nearest neighbours."""
+    context: str | None = None
+    """Unlabelled data from where the detector will be used, to be told from what is familiar (csd)."""
+    model: Path | None = None
+    """A trained model of your own, as .pt2."""
+    layer: str | None = None
+    """The layer of the model whose output to use; by default what enters its dense head."""
+    calibrate: str | None = None
+    """Familiar data to calibrate on."""
+    fpr: float = 0.05
+    """The share of familiar inputs that may raise an alarm."""
+    steps: int | None = None
+    """Training steps (csd, rnd)."""
+    seed: int = 0
+    """The same seed gives the same detector on the same machine."""
+    device: str = "auto"
+    """cpu, cuda, or the first GPU if there is one."""
+
+    def __call__(self) -> None:
+        from dataclasses import fields
+
+        from onefold import jobs
+
+        job = jobs.FitJob(**{field.name: getattr(self, field.name) for field in fields(self)})
+        detector, notes = jobs.fit(job)
+        print("\n".join(notes))
+        detector.diagnose()
+        print(f"The detector: {self.out}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Say of every input how unfamiliar it is and whether to raise an alarm; data may be larger than memory.
+
+    The table has a row for each input: name, score (bigger is stranger), p-value and alarm.
+    """
+
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    """A file that `onefold fit` wrote."""
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """Data of the same kind as that of the fit."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("scores.csv")
+    """Where to write the scores: .csv or .parquet."""
+    report: Path | None = None
+    """Also write a page to look at, for example page.html."""
+    model: Path | None = None
+    """The model that the detector was fitted on, if it was."""
+    device: str = "auto"
+    """cpu, cuda, or the first GPU if there is one."""
+
+    def __call__(self) -> None:
+        from onefold import jobs
+
+        notes = jobs.score(self.detector, self.data, self.out, model=self.model, report=self.report, device=self.device)
+        print("\n".join(notes))
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Say what speaks for and against trusting a detector. The exit status is 1 if anything speaks against it."""
+
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    """A file that `onefold fit` wrote."""
+    data: str | None = None
+    """Familiar data that was not in the fit, to compare with what the detector remembers."""
+    model: Path | None = None
+    """The model that the detector was fitted on, if it was."""
+
+    def __call__(self) -> int:
+        from onefold import jobs
+        from onefold.files import load
+
+        detector = load(self.detector, model=None if self.model is None else jobs.program(self.model))
+        return 0 if detector.diagnose(self.data).ok else 1
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a detector as .onnx or .pt2, to be run without onefold: raw data in, score and alarm out."""
+
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    """A file that `onefold fit` wrote."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Where to write: the suffix says how."""
+    model: Path | None = None
+    """The model that the detector was fitted on, if it was."""
+
+    def __call__(self) -> None:
+        from onefold import jobs
+        from onefold.detector import Exports
+        from onefold.errors import InputError
+        from onefold.files import load
+
+        detector = load(self.detector, model=None if self.model is None else jobs.program(self.model), device="cpu")
+        if not isinstance(detector, Exports):
+            raise InputError(f"a {type(detector).__name__} cannot be exported")
+        detector.export(self.out)
+        print(f"Exported: {self.out}")
+
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]  # pyright: ignore[reportInvalidTypeForm]
+    | Annotated[Fit, tyro.conf.subcommand("fit")]
+    | Annotated[Score, tyro.conf.subcommand("score")]
+    | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Toy, tyro.conf.subcommand("toy")]
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,14 +223,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments or ["--help"],
     )
     try:
-        command()
+        with _plain_warnings():
+            return command() or 0
     except OnefoldError as error:
         return _fail(str(error), 2)
     except OSError as error:
         return _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
     except KeyboardInterrupt:
-        return _fail("stopped", 130)
-    return 0
+        return _fail("stopped; a fit goes on from here when the same command is given again", 130)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings of ours as one line each, without a line of source code."""
+    from onefold.errors import OnefoldWarning
+
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, OnefoldWarning):
+                print(f"onefold: warning: {message}", file=sys.stderr)
+            else:
+                shown(message, category, *rest)
+
+        warnings.showwarning = show
+        yield
 
 
 def _fail(message: str, status: int) -> int:

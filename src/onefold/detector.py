@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from onefold import store
 from onefold.alarm import Alarm, benjamini_hochberg, check_rate
@@ -134,6 +135,30 @@ class Detector(ABC):
             print(diagnosis)
         return diagnosis
 
+    def neighbours(self, x: ArrayLike, k: int = 5) -> NDArray[np.int64]:
+        """The k remembered train samples that each input is most like, [N, k] rows of `remembered`, nearest first."""
+        state = self._fitted()
+        if state.reservoir.samples is None:
+            raise InputError("this detector was saved without samples: it remembers none")
+        k = min(k, len(state.reservoir))
+        known = torch.cat([_unit(state.scorer, batch) for batch in self._prepared(state, state.reservoir.samples)])
+        found = [
+            (_unit(state.scorer, batch) @ known.T).topk(k, dim=1).indices.cpu().numpy()
+            for raw in state.reader.batches(x)
+            for batch in self._prepared(state, raw)
+        ]
+        return np.concatenate(found)
+
+    @property
+    def remembered(self) -> Batch | None:
+        """Raw train samples that go with the detector, if it was not saved without them."""
+        return self._fitted().reservoir.samples
+
+    @property
+    def reader(self) -> Reader:
+        """How data is read."""
+        return self._fitted().reader
+
     def save(self, path: str | Path, *, samples: bool = True) -> None:
         """Write one file, whole or not at all: tensors in safetensors, settings in its JSON header.
 
@@ -210,11 +235,14 @@ class Detector(ABC):
         return self.kernel(batch, batch).detach().double().cpu()
 
     def _likeness(self, state: Fitted, scores: Scores) -> Finding:
+        return likeness(*self._reference(state), scores)
+
+    def _reference(self, state: Fitted) -> tuple[Scores, str, float]:
+        """Scores that familiar samples should have, what they are scores of, and how much stranger others may look."""
         if state.held.samples is not None:
-            return likeness(self._over(state, _score, state.held.samples), scores, "those held out by the fit")
+            return self._over(state, _score, state.held.samples), "those held out by the fit", 0.1
         assert state.reservoir.samples is not None
-        familiar = self._over(state, _score, state.reservoir.samples)  # fitted to, so somewhat more familiar
-        return likeness(familiar, scores, "train samples", tolerance=0.4)
+        return self._over(state, _score, state.reservoir.samples), "train samples", 0.49  # fitted to, so more familiar
 
     def _checks(self, state: Fitted) -> list[Finding]:
         """What must hold: here, that the scores tell familiar samples from scrambled ones, or from each other."""
@@ -296,3 +324,13 @@ def _finite(scores: Tensor) -> Scores:
         bad = int((~scores.isfinite()).sum())
         raise InputError(f"{bad} of {len(scores)} inputs have no finite score: their features overflow or are NaN")
     return scores.double().cpu().numpy()
+
+
+@torch.no_grad()
+def _unit(scorer: Any, batch: Any) -> Tensor:
+    """Unit vectors to compare samples by: the features that the detector ranks by, or else the samples themselves."""
+    features = getattr(scorer, "map", None)
+    if features is not None and features.has_features:
+        batch = features.features(features.encode(batch))
+    parts = [t.flatten(1).float() for t in named(batch).values()]
+    return F.normalize(torch.cat(parts, dim=1), dim=1)

@@ -80,7 +80,7 @@ def familiarity(train: Scores, dissimilarity: float) -> Finding:
     return Finding("familiarity", share, good, text if good else f"{text}: it should be near zero; train longer")
 
 
-def likeness(reference: Scores, held_out: Scores, what: str, tolerance: float = 0.1) -> Finding:
+def likeness(reference: Scores, what: str, tolerance: float, held_out: Scores) -> Finding:
     """Do held-out samples look like the reference, by the scores? Chance alone would give an AUROC of ½."""
     value = auroc(reference, held_out)
     error = math.sqrt((len(reference) + len(held_out) + 1) / (12 * len(reference) * len(held_out)))

@@ -103,7 +103,7 @@ class LastLayerGP(Detector, Exports):
         With `half_life`, a sample that came so many samples ago counts half. The threshold has to be calibrated again.
         """
         state = self._fitted()
-        state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy())
+        state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy(), about={})
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
             for batch in self._prepared(state, raw):
@@ -139,14 +139,27 @@ class LastLayerGP(Detector, Exports):
             raise InputError("the kernel's features of the train data are all zero (is the data constant?)")
         noise = self.noise * float(scorer.count) / len(scorer.gram)
         scorer.root.copy_(PrimalGP.of(scorer.gram, noise).root)
+        state.about["noise"] = noise
         self._state, self._alarm = state, None
         if state.reservoir.samples is not None:
-            few = map_batch(lambda t: t[:HELD_OUT], state.reservoir.samples)
-            share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
-            left_out = share / (1 - share / noise).clip(min=1e-6)  # each of these samples is in S: take it out
-            scorer.combine.learn(torch.from_numpy(left_out.clip(max=1)), torch.from_numpy(scale))
+            scorer.combine.learn(*self._left_out(state))
         Diagnosis(tuple(self._checks(state))).warn()
         return self
+
+    @torch.no_grad()
+    def _left_out(self, state: Fitted) -> tuple[Tensor, Tensor]:
+        """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
+        assert state.reservoir.samples is not None
+        few = map_batch(lambda t: t[:HELD_OUT], state.reservoir.samples)
+        share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
+        leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
+        return torch.from_numpy((share / (1 - leverage)).clip(max=1)), torch.from_numpy(scale)
+
+    def _reference(self, state: Fitted) -> tuple[Scores, str, float]:
+        scorer = state.scorer
+        assert isinstance(scorer, GPScorer)
+        scores = scored(self.score_kind, scorer.combine, *self._left_out(state))
+        return scores.cpu().double().numpy(), "train samples left out", 0.1
 
     def _settings(self) -> dict[str, Any]:
         return {"width": self.width, "noise": self.noise, "score": self.score_kind, "seed": self.seed}

@@ -9,6 +9,7 @@ from onefold.sources.encode import FAR, TableEncoder
 from onefold.sources.forms import Form, form_from_json, form_to_json
 from onefold.sources.images import ImageFolder
 from onefold.sources.opening import form_of, open_source
+from onefold.sources.split import Picked, Sifted, Subset, picked, split
 from onefold.sources.tablefiles import TableFile, TableFrame
 from onefold.sources.tables import Column, Table
 
@@ -23,9 +24,12 @@ __all__ = [
     "LoaderSource",
     "NamedSource",
     "NpyFile",
+    "Picked",
     "Picture",
+    "Sifted",
     "Source",
     "StreamSource",
+    "Subset",
     "Table",
     "TableEncoder",
     "TableFile",
@@ -35,4 +39,6 @@ __all__ = [
     "form_to_json",
     "open_npz",
     "open_source",
+    "picked",
+    "split",
 ]

@@ -17,6 +17,7 @@ from onefold.sources.datasets import DatasetSource, LoaderSource, StreamSource
 from onefold.sources.decode import Picture
 from onefold.sources.forms import Form
 from onefold.sources.images import SUFFIXES, ImageFolder
+from onefold.sources.split import Picked, Sifted, Subset
 from onefold.sources.tablefiles import TABLE_SUFFIXES, TableFile, TableFrame
 from onefold.sources.tables import Table
 
@@ -39,6 +40,8 @@ def open_source(x: Any, *, form: Form | None = None, name: str = "x") -> Source:
 
 def form_of(source: Source) -> Form | None:
     """What to remember of a source, so that later data is read in the same way; None for plain arrays."""
+    if isinstance(source, Subset | Sifted | Picked):
+        return form_of(source.source)
     if isinstance(source, ImageFolder):
         return source.picture
     if isinstance(source, TableFile | TableFrame):

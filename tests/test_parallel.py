@@ -306,5 +306,14 @@ def test_a_detector_is_the_same_in_every_process_and_as_good_as_from_one(folder:
 
 def test_without_a_process_group_nothing_is_shared() -> None:
     assert not parallel.shared_by_processes()
-    with pytest.raises(InputError, match="start the script with torchrun"):
+    with pytest.raises(InputError, match="no process group: start with torchrun"):
+        case("vectors").together()
+
+
+def test_a_group_that_cannot_reach_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with nccl and a CPU; this machine need not have it."""
+    answers = {"is_initialized": True, "get_world_size": 2, "get_backend_config": "cuda:nccl"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(dist, name, lambda answer=answer: answer)
+    with pytest.raises(InputError, match="speaks cuda:nccl, not about cpu"):
         case("vectors").together()

@@ -55,12 +55,15 @@ class Alarm:
 
     @property
     def threshold(self) -> float:
-        """Scores above it have p ≤ fpr."""
-        values = np.unique(self.scores)
-        flagged = values[self.pvalues(values) <= self.fpr]
-        if len(flagged):  # a tie group that counts as strange: the largest number below it
-            return float(np.nextafter(flagged[0], -np.inf))
-        return float(values[-1])
+        """Scores above it have p ≤ fpr, and no others."""
+        values, total = np.unique(self.scores), len(self.scores)
+        above = (np.append(total, self._counts(values)[0]) + self.u) / (total + 1)  # p just above −∞ and every value
+        first = int(np.argmax(above <= self.fpr))
+        if first == 0:
+            return -math.inf
+        value = values[first - 1]
+        whole_tie = self.pvalues(values[first - 1 : first])[0] <= self.fpr
+        return float(np.nextafter(value, -np.inf) if whole_tie else value)
 
     def _counts(self, scores: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         upper = np.searchsorted(self.scores, scores, side="right")

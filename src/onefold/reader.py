@@ -191,7 +191,7 @@ def _check_axes(raw: Tensor, name: str) -> None:
     if raw.ndim not in (2, 3, 4):
         raise InputError(
             f"{name} has samples of shape {tuple(raw.shape[1:])}: vectors [N, D] or images [N, H, W], [N, C, H, W], "
-            "[N, H, W, C] are understood; for other inputs give a model that takes them, kernel=kernels.from_model(model)"
+            "[N, H, W, C] are understood; for others give a model that takes them, kernel=kernels.from_model(model)"
         )
     if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
         raise InputError(

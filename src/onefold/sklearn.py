@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
+from onefold.inputs import check_seed
 from onefold.methods import CSD, KNN, RND, LastLayerGP
 from onefold.methods.combine import SCORES
 from onefold.train import Recipe
@@ -48,7 +49,7 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
         fits in a second or two without training, and it alone does not find new rows of a small table much stranger
         than the ones it was fitted on. "LastLayerGP" ranks as well, and better where columns are strongly correlated;
         a fit takes seconds at least, but the time to score a row does not grow with the table. "CSD" and "RND" train
-        networks, the better the larger the table.
+        networks, which takes longer still, and rank worse on tables of some hundred rows.
     contamination : "auto" or float in (0, 0.5]
         Where `offset_` lies, and so what `predict` calls an outlier.
         "auto" is for train rows that are familiar and for judging new ones. A fifth of the rows (at least 19 while
@@ -87,6 +88,8 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
 
     detector_: Wrapped
     offset_: float
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
         self.random_state = random_state
         self.device = device
 
-    def fit(self, X: ArrayLike, y: ArrayLike = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike = None) -> "OnefoldDetector":
         """Learn what is familiar from the rows of `X`; `y` is ignored."""
         del y
         share = _checked_contamination(self.contamination)
@@ -180,7 +183,7 @@ def _checked_knob(name: str, value: Any) -> Any:
 def _seed(random_state: Any) -> int:
     """A number is the seed itself, so that the detector of onefold with this seed is the same one."""
     if isinstance(random_state, Integral) and not isinstance(random_state, bool):
-        return int(random_state)
+        return check_seed(int(random_state))
     return int(check_random_state(random_state).randint(2**31))
 
 
@@ -199,7 +202,8 @@ def _detector(method: str, knobs: dict[str, Any], rows: int, seed: int, device: 
     score: dict[str, Any] = {"score": knobs["score_kind"]} if "score_kind" in knobs else {}
     width = knobs.get("width")
     if method == "LastLayerGP":
-        return LastLayerGP(**score, **({} if width is None else {"width": width}), **common)
+        sizes = {} if width is None else {"width": width}
+        return LastLayerGP(**score, **sizes, **common)
     if method == "RND":
         sizes = {} if width is None else {"hidden": (width, width), "target_hidden": (width,), "outputs": width}
         return RND(**sizes, recipe=_recipe(RND(**common).recipe, knobs), **common)
@@ -208,7 +212,7 @@ def _detector(method: str, knobs: dict[str, Any], rows: int, seed: int, device: 
 
 
 def _neighbours(asked: int | None, rows: int) -> int:
-    """The k of KNN: the usual one as far as there are rows, but one that was asked for or none."""
+    """The k of KNN: what was asked for, else the usual one, or all rows where there are fewer."""
     if asked is not None and asked > rows:
         raise InputError(f"n_neighbors is {asked}, but only {rows} rows are fitted: use fewer neighbours or more rows")
     return asked or min(KNN().k, rows)

@@ -103,10 +103,11 @@ class ParallelTraining(Training):
         problem = _from_first(b"", self.device)
         if problem:
             raise TrainingError(f"process 0 could not begin: {problem.decode()}")
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state().items()}
-        state = _from_first(to_safetensors(state), self.device)
-        if dist.get_rank() > 0:
-            self.restore(from_safetensors(state))
+        if dist.get_rank() == 0:
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state().items()}
+            _from_first(to_safetensors(plain), self.device)
+        else:
+            self.restore(from_safetensors(_from_first(b"", self.device)))
         yield from super().__iter__()
 
     def call_off(self, error: Exception) -> None:
@@ -174,10 +175,10 @@ def parallel_distillation(
 def _check_processes(batch: int, device: torch.device) -> None:
     """Processes that can talk about tensors on this device, and a minibatch that they can share."""
     if not (dist.is_available() and dist.is_initialized()):
-        raise InputError("no other processes: start the script with torchrun and call dist.init_process_group() first")
+        raise InputError("no process group: start with torchrun and call torch.distributed.init_process_group() first")
     world, backends = dist.get_world_size(), dist.get_backend_config()
     if f"{device.type}:" not in backends:
-        raise InputError(f"the process group ({backends}) cannot exchange tensors on {device.type}: use another device")
+        raise InputError(f"the process group speaks {backends}, not about {device.type}: change its backend or device=")
     if batch % world != 0:
         below, above = batch // world * world, (batch // world + 1) * world
         sizes = f"{below} or {above}" if below >= 2 else f"{above}"
@@ -185,6 +186,7 @@ def _check_processes(batch: int, device: torch.device) -> None:
 
 
 def _check_agreement(settings: Sequence[Any], device: torch.device) -> None:
+    """The same settings everywhere; the first exchange, where processes on one GPU find out about each other."""
     digest = torch.frombuffer(bytearray.fromhex(fingerprint(*settings)), dtype=torch.uint8)
     try:
         digests = gathered(digest[None].to(device))
@@ -201,9 +203,9 @@ def _from_first(content: bytes, device: torch.device) -> bytes:
     """What process 0 has as `content`, in every process."""
     size = torch.tensor(len(content), device=device)
     dist.broadcast(size, src=0)
-    buffer = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if dist.get_rank() == 0:
-        buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device) if content else buffer
-    if len(buffer):
-        dist.broadcast(buffer, src=0)
+    if not size:
+        return b""
+    mine = bytearray(content) if dist.get_rank() == 0 else bytearray(int(size))
+    buffer = torch.frombuffer(mine, dtype=torch.uint8).to(device)
+    dist.broadcast(buffer, src=0)
     return buffer.cpu().numpy().tobytes()

@@ -1,0 +1,127 @@
+"""Alarms: the rate that was asked for, on average over calibration draws, whatever the scores look like."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_methods import MAKERS, fit, vectors
+
+import onefold
+from onefold.alarm import Alarm, benjamini_hochberg
+from onefold.errors import InputError, NotFittedError, OnefoldWarning
+from onefold.methods import METHODS
+
+SHAPES = {
+    "continuous": lambda rng, n: rng.normal(size=n),
+    "heavy tail": lambda rng, n: rng.standard_cauchy(size=n),
+    "rounded": lambda rng, n: rng.normal(size=n).round(1),
+    "three values": lambda rng, n: rng.choice([0.0, 1.0, 2.0], p=[0.9, 0.08, 0.02], size=n),
+    "mostly zero": lambda rng, n: np.maximum(rng.normal(size=n), 0),
+    "constant": lambda rng, n: np.zeros(n),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("rate", "count"), [(0.001, 999), (0.001, 1500), (0.01, 150), (0.05, 73), (0.05, 400), (0.2, 9)])
+def test_false_alarms_come_at_the_rate_asked_for(shape: str, rate: float, count: int) -> None:
+    """Exactly so over calibration draws: the mean over many must lie within its sampling error, ties or not."""
+    draws, fresh = 8000 if rate < 0.01 else 1500, 200
+    rng = np.random.default_rng(0)
+    rates = np.empty(draws)
+    for i in range(draws):
+        alarm = Alarm(SHAPES[shape](rng, count), rate, seed=i)
+        rates[i] = (SHAPES[shape](rng, fresh) > alarm.threshold).mean()
+    error = rates.std() / np.sqrt(draws)
+    assert abs(rates.mean() - rate) < 4 * error + 1e-12
+    assert error < rate / 2  # or the line above would say nothing
+
+
+@given(st.lists(st.integers(-5, 5), min_size=19, max_size=60), st.floats(0.05, 0.9))
+def test_pvalue_threshold_and_decision_agree(values: list[int], rate: float) -> None:
+    alarm = Alarm(np.array(values, float), rate)
+    queries = np.concatenate([np.arange(-6, 6.5, 0.5), np.nextafter(np.arange(-5.0, 6), np.inf)])
+    p = alarm.pvalues(queries)
+    np.testing.assert_array_equal(p <= rate, queries > alarm.threshold)
+    assert (np.diff(p[np.argsort(queries)]) <= 1e-15).all()  # stranger is never more likely
+    assert ((p > 0) & (p <= 1)).all()
+    assert (alarm.conservative(queries) >= p).all()
+
+
+def test_pvalues_by_hand() -> None:
+    alarm = Alarm(np.array([1.0, 2.0, 2.0, 3.0]), 0.25)
+    u = alarm.u
+    np.testing.assert_allclose(alarm.pvalues(np.array([0.0, 2.0, 2.5, 9.0])), np.array([4 + u, 1 + 3 * u, 1 + u, u]) / 5)
+    np.testing.assert_allclose(alarm.conservative(np.array([0.0, 2.0, 9.0])), [1, 4 / 5, 1 / 5])
+
+
+def test_calibration_is_repeatable_and_does_not_depend_on_order() -> None:
+    scores = np.random.default_rng(0).normal(size=100)
+    assert Alarm(scores, 0.05).u == Alarm(scores[::-1], 0.05).u
+    assert len({Alarm(scores + i, 0.05).u for i in range(20)}) == 20
+
+
+@pytest.mark.parametrize(("rate", "needed"), [(0.05, 19), (0.001, 999), (0.2, 4), (0.3, 3)])
+def test_too_few_samples_are_refused_with_the_number_needed(rate: float, needed: int) -> None:
+    with pytest.raises(InputError, match=f"{needed - 1} calibration samples are too few .*: {needed} are needed"):
+        Alarm(np.zeros(needed - 1), rate)
+    Alarm(np.zeros(needed), rate)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        Alarm(np.zeros(9), 1.5)
+
+
+def test_benjamini_hochberg_by_hand_and_against_its_definition() -> None:
+    p = np.array([0.01, 0.04, 0.03, 0.5, 0.02])
+    np.testing.assert_array_equal(benjamini_hochberg(p, 0.05), [True, True, True, False, True])
+    np.testing.assert_array_equal(benjamini_hochberg(p, 0.04), [False] * 5)
+    np.testing.assert_array_equal(benjamini_hochberg(np.array([0.2, 0.9]), 0.05), [False, False])
+    with pytest.raises(InputError, match="between 0 and 1"):
+        benjamini_hochberg(p, 0.0)
+
+
+def test_false_discoveries_stay_within_the_rate() -> None:
+    """Half of the batch is strange: of those flagged, at most a share fdr is familiar, on average; nearly so many are."""
+    rng, fdr, shares, found = np.random.default_rng(1), 0.2, [], []
+    for _ in range(400):
+        alarm = Alarm(rng.normal(size=500), 0.05)
+        scores = np.concatenate([rng.normal(size=50), rng.normal(3, 1, size=50)])
+        flagged = benjamini_hochberg(alarm.conservative(scores), fdr)
+        shares.append(flagged[:50].sum() / max(1, flagged.sum()))
+        found.append(flagged[50:].mean())
+    assert 0.05 < np.mean(shares) <= fdr / 2 + 3 * np.std(shares) / np.sqrt(400)  # BH keeps fdr × the familiar share
+    assert np.mean(found) > 0.8
+
+
+# --- as verbs of every detector ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_verbs(name: str) -> None:
+    detector, x = fit(name, vectors(300)), vectors(400, seed=5)
+    with pytest.raises(NotFittedError, match=f"this {name} has no threshold: call calibrate"):
+        detector.is_ood(x)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        MAKERS[name]().calibrate(x)
+    assert detector.calibrate(x[:199], fpr=0.1) is detector
+    scores = detector.score(x)
+    np.testing.assert_array_equal(detector.is_ood(x), scores > detector.threshold)
+    np.testing.assert_array_equal(detector.pvalue(x) <= 0.1, detector.is_ood(x))
+    assert 0.01 < detector.is_ood(x[199:]).mean() < 0.25
+    np.testing.assert_array_equal(
+        detector.is_ood(x, fdr=0.3), benjamini_hochberg(detector.alarm.conservative(scores), 0.3)
+    )
+    with pytest.raises(InputError, match="18 calibration samples are too few .* 19 are needed"):
+        detector.calibrate(x[:18])
+    assert detector.alarm.fpr == 0.1  # what was there is still there
+    labels = (np.arange(300) % 3,) if name == "DeepEnsemble" else ()
+    detector.fit(vectors(300), *labels)
+    with pytest.raises(NotFittedError, match="again after fit or update"):
+        detector.is_ood(x)
+
+
+@pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
+def test_calibrating_on_other_data_warns(name: str) -> None:
+    detector = {"CSD": onefold.CSD(recipe=onefold.train.Recipe(steps=300, batch=32, lr=3e-3)),
+                "LastLayerGP": onefold.LastLayerGP(), "RND": onefold.RND()}[name].fit(vectors(500))  # fmt: skip
+    with pytest.warns(OnefoldWarning, match=r"likeness: held-out samples look stranger than .* seem to come from elsewhere"):
+        detector.calibrate(3 + 2 * vectors(200, seed=1))
+    assert "likeness" not in [w.name for w in detector.diagnose(vectors(300, seed=2), show=False) if w.ok is False]

@@ -17,12 +17,14 @@ SHAPES = {
     "rounded": lambda rng, n: rng.normal(size=n).round(1),
     "three values": lambda rng, n: rng.choice([0.0, 1.0, 2.0], p=[0.9, 0.08, 0.02], size=n),
     "mostly zero": lambda rng, n: np.maximum(rng.normal(size=n), 0),
-    "constant": lambda rng, n: np.zeros(n),
+    "constant": lambda _, n: np.zeros(n),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("rate", "count"), [(0.001, 999), (0.001, 1500), (0.01, 150), (0.05, 73), (0.05, 400), (0.2, 9)])
+@pytest.mark.parametrize(
+    ("rate", "count"), [(0.001, 999), (0.001, 1500), (0.01, 150), (0.05, 73), (0.05, 400), (0.2, 9)]
+)
 def test_false_alarms_come_at_the_rate_asked_for(shape: str, rate: float, count: int) -> None:
     """Exactly so over calibration draws: the mean over many must lie within its sampling error, ties or not."""
     draws, fresh = 8000 if rate < 0.01 else 1500, 200
@@ -50,7 +52,9 @@ def test_pvalue_threshold_and_decision_agree(values: list[int], rate: float) -> 
 def test_pvalues_by_hand() -> None:
     alarm = Alarm(np.array([1.0, 2.0, 2.0, 3.0]), 0.25)
     u = alarm.u
-    np.testing.assert_allclose(alarm.pvalues(np.array([0.0, 2.0, 2.5, 9.0])), np.array([4 + u, 1 + 3 * u, 1 + u, u]) / 5)
+    np.testing.assert_allclose(
+        alarm.pvalues(np.array([0.0, 2.0, 2.5, 9.0])), np.array([4 + u, 1 + 3 * u, 1 + u, u]) / 5
+    )
     np.testing.assert_allclose(alarm.conservative(np.array([0.0, 2.0, 9.0])), [1, 4 / 5, 1 / 5])
 
 
@@ -79,7 +83,7 @@ def test_benjamini_hochberg_by_hand_and_against_its_definition() -> None:
 
 
 def test_false_discoveries_stay_within_the_rate() -> None:
-    """Half of the batch is strange: of those flagged, at most a share fdr is familiar, on average; nearly so many are."""
+    """Half of the batch is strange: of those flagged, at most a share fdr is familiar, on average."""
     rng, fdr, shares, found = np.random.default_rng(1), 0.2, [], []
     for _ in range(400):
         alarm = Alarm(rng.normal(size=500), 0.05)
@@ -109,7 +113,7 @@ def test_the_verbs(name: str) -> None:
     np.testing.assert_array_equal(
         detector.is_ood(x, fdr=0.3), benjamini_hochberg(detector.alarm.conservative(scores), 0.3)
     )
-    with pytest.raises(InputError, match="18 calibration samples are too few .* 19 are needed"):
+    with pytest.raises(InputError, match=r"18 calibration samples are too few .* 19 are needed"):
         detector.calibrate(x[:18])
     assert detector.alarm.fpr == 0.1  # what was there is still there
     labels = (np.arange(300) % 3,) if name == "DeepEnsemble" else ()
@@ -122,6 +126,8 @@ def test_the_verbs(name: str) -> None:
 def test_calibrating_on_other_data_warns(name: str) -> None:
     detector = {"CSD": onefold.CSD(recipe=onefold.train.Recipe(steps=300, batch=32, lr=3e-3)),
                 "LastLayerGP": onefold.LastLayerGP(), "RND": onefold.RND()}[name].fit(vectors(500))  # fmt: skip
-    with pytest.warns(OnefoldWarning, match=r"likeness: held-out samples look stranger than .* seem to come from elsewhere"):
+    with pytest.warns(
+        OnefoldWarning, match=r"likeness: held-out samples look stranger than .* seem to come from elsewhere"
+    ):
         detector.calibrate(3 + 2 * vectors(200, seed=1))
     assert "likeness" not in [w.name for w in detector.diagnose(vectors(300, seed=2), show=False) if w.ok is False]

@@ -25,7 +25,6 @@ SHORT = Recipe(steps=25, batch=16, lr=3e-3)
 SMALL = Architecture(channels=(4,), hidden=(32,), outputs=16)
 
 
-
 class Classifier(nn.Module):
     """Somebody's classifier, for inputs of any shape."""
 

@@ -43,7 +43,9 @@ def test_every_sample_has_the_same_chance() -> None:
 
 def test_a_half_life_halves_the_chance() -> None:
     """With few kept out of many, the chance to be kept falls by half with every half-life of age."""
-    ages = np.concatenate([1999 - kept(Reservoir(5, seed).add(numbers(0, 2000), half_life=100)) for seed in range(4000)])
+    ages = np.concatenate(
+        [1999 - kept(Reservoir(5, seed).add(numbers(0, 2000), half_life=100)) for seed in range(4000)]
+    )
     share = [((ages >= 100 * i) & (ages < 100 * (i + 1))).mean() for i in range(4)]
     np.testing.assert_allclose(share, [0.5, 0.25, 0.125, 0.0625], atol=0.02)
     with pytest.raises(InputError, match="half-life"):

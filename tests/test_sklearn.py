@@ -2,13 +2,13 @@
 
 import copy
 import pickle
-import subprocess
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -31,6 +31,15 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 UNTRAINED = pytest.mark.filterwarnings("ignore::onefold.errors.OnefoldWarning")  # 10 steps are few, and CSD says so
 every_method = pytest.mark.parametrize("method", SMALL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """So many small fits: threads would spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small(method: str, **changes: Any) -> OnefoldDetector:
@@ -155,7 +164,7 @@ def test_auto_holds_out_rows_that_are_not_fitted() -> None:
 
 def test_auto_with_few_rows_takes_the_strangest_held_out_one() -> None:
     """Half of 20 rows are held out: one in eleven new rows is stranger than all of them."""
-    shares = [outlier_share(small("KNN").fit(rows(20, 3, s)), rows(500, 3, 50 + s)) for s in range(40)]
+    shares = [outlier_share(small("KNN").fit(rows(20, 3, s)), rows(500, 3, 50 + s)) for s in range(25)]
     assert np.mean(shares) == pytest.approx(1 / 11, abs=0.035)
 
 
@@ -293,9 +302,3 @@ def test_wrong_settings_are_refused_by_fit(settings: dict[str, Any], message: st
     detector = OnefoldDetector(**settings)
     with pytest.raises(InputError, match=message):
         detector.fit(rows(59))
-
-
-def test_the_module_imports_first_and_hides_nothing() -> None:
-    code = "import onefold.sklearn, sklearn.base; print(onefold.sklearn.OnefoldDetector.__bases__[1].__module__)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "sklearn.base"

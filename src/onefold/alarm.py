@@ -38,6 +38,8 @@ class Alarm:
                 f"{len(self.scores)} calibration samples are too few for a false-alarm rate of {self.fpr:g}: "
                 f"{needed} are needed"
             )
+        if np.ndim(self.scores) != 1 or not np.isfinite(self.scores).all():
+            raise InputError("calibration needs a finite score for each sample")
         ordered = np.sort(np.asarray(self.scores, np.float64)) + 0.0  # −0 becomes 0
         object.__setattr__(self, "scores", ordered)
         entropy = [self.seed, len(ordered), zlib.crc32(ordered.tobytes())]

@@ -1,10 +1,11 @@
 """What every method is besides its mathematics: scores of any data, alarms, one file, one exported model."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold import store
 from onefold.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.diagnosis import Diagnosis, Finding, likeness, signal
-from onefold.errors import FileError, InputError, NotFittedError
+from onefold.errors import InputError, NotFittedError
 from onefold.export import export
 from onefold.inputs import batch_slices, joined, map_batch, named
 from onefold.reader import Prepare, Reader
@@ -26,7 +27,6 @@ from onefold.types import ArrayLike, Batch, Kernel, Scores
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
 
 KIND = "detector"
-MEMORIES = ("reservoir", "held")
 PROBES = 4  # samples that a kernel must find as similar as it did in the fit
 EXAMINED = 500  # samples that a diagnosis looks at
 
@@ -57,6 +57,8 @@ class Detector(ABC):
     seed: int
     device: torch.device
     kernel: Kernel | None
+    about_like: ClassVar[dict[str, Any]] = {}
+    """The form of `Fitted.about`, for a file to be checked by."""
     _state: Fitted | None = None
     _alarm: Alarm | None = None
 
@@ -166,6 +168,14 @@ class Detector(ABC):
         samples=False it does not. A model of the user's own is not in it: hand its kernel to `load`.
         """
         state = self._fitted()
+        tensors, header = self._content(samples=samples)
+        if self.kernel is not None:
+            tensors |= self._known_by(state, self.kernel, samples=samples)
+        store.save(Path(path), KIND, tensors, header)
+
+    def _content(self, *, samples: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and the header of a file, but for what a kernel is known by."""
+        state = self._fitted()
         tensors = {f"scorer.{name}": t for name, t in state.scorer.state_dict().items()}
         header: dict[str, Any] = {
             "method": type(self).__name__,
@@ -182,57 +192,27 @@ class Detector(ABC):
             header["reservoirs"] = {name: memory.to_json() for name, memory in state.memories.items()}
             for name, memory in state.memories.items():
                 tensors |= memory.tensors(name)
-        if self.kernel is not None and state.reservoir.samples is not None:
+        return tensors, header
+
+    def _known_by(self, state: Fitted, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
+        """A few samples and how similar the kernel finds them, to know it by when it is handed in again.
+
+        Where the file is to hold no samples they are random numbers; a model that cannot take those goes unchecked.
+        """
+        if samples and state.reservoir.samples is not None:
             probe = map_batch(lambda t: t[:PROBES], state.reservoir.samples)
-            tensors |= {f"probe.{key}": t for key, t in named(probe).items()}
-            tensors["similarity"] = self._similarity(state, probe)
-        store.save(Path(path), KIND, tensors, header)
+            similarity = self._similarity(state, kernel, probe)
+        else:
+            probe, similarity = state.reader.random(PROBES), torch.tensor(torch.nan)
+            with contextlib.suppress(Exception):  # the model is the user's, and random numbers are not its data
+                similarity = similarity if probe is None else self._similarity(state, kernel, probe)
+            if probe is None or not similarity.isfinite().all():
+                return {}
+        return {"similarity": similarity, **{f"probe.{key}": t for key, t in named(probe).items()}}
 
-    @classmethod
-    def _restored(
-        cls, tensors: dict[str, Tensor], header: dict[str, Any], kernel: Kernel | None, device: str
-    ) -> "Detector":
-        """The detector that `save` wrote; content that does not fit together raises what it may."""
-        arguments = {**cls._from_settings(header["settings"]), "device": device}
-        self = cls(**arguments) if kernel is None else cls(**arguments, kernel=kernel)  # pyright: ignore[reportCallIssue]
-        reader = Reader.from_json(header["reader"])
-        scorer = self._empty(reader, header["about"], _under(tensors, "scorer."))
-        scorer.load_state_dict(_under(tensors, "scorer."), strict=True, assign=True)
-        scorer = scorer.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
-        contents = header["reservoirs"] or {}
-        memories = {
-            name: Reservoir.restored(contents[name], tensors, name) if name in contents else Reservoir(1, 0)
-            for name in MEMORIES
-        }
-        for memory in memories.values():
-            if memory.samples is not None:
-                reader.check(memory.samples)
-        prepare = Prepare(reader).to(self.device)
-        self._state = Fitted(
-            reader=reader, prepare=prepare, scorer=scorer, about=header["about"],
-            reservoir=memories["reservoir"], held=memories["held"],
-        )  # fmt: skip
-        if header["alarm"] is not None:
-            self._alarm = Alarm(tensors["alarm"].double().numpy(), float(header["alarm"]["fpr"]), self.seed)
-        if kernel is not None:
-            self._check_kernel(self._state, tensors)
-        return self
-
-    def _check_kernel(self, state: Fitted, tensors: dict[str, Tensor]) -> None:
-        """The kernel that was handed in must be the one of the fit: it finds the same samples as similar."""
-        probe = _under(tensors, "probe.")
-        if not probe:
-            return
-        found = self._similarity(state, probe["x"] if set(probe) == {"x"} else probe)
-        if not torch.allclose(found, tensors["similarity"], rtol=1e-3, atol=1e-6):
-            raise FileError(
-                "the kernel is not the one that this detector was fitted with (another model, layer or width)"
-            )
-
-    def _similarity(self, state: Fitted, raw: Batch) -> Tensor:
-        assert self.kernel is not None
+    def _similarity(self, state: Fitted, kernel: Kernel, raw: Batch) -> Tensor:
         batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
-        return self.kernel(batch, batch).detach().double().cpu()
+        return kernel(batch, batch).detach().double().cpu()
 
     def _likeness(self, state: Fitted, scores: Scores) -> Finding:
         return likeness(*self._reference(state), scores)
@@ -308,10 +288,6 @@ class Exports:
         threshold = None if self.alarm is None else self.threshold
         about = {"method": type(self).__name__, "fpr": None if self.alarm is None else self.alarm.fpr}
         export(Path(path), state.reader, state.scorer, threshold, about)
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _score(scorer: Any, batch: Any) -> Tensor:

@@ -48,7 +48,8 @@ def export(path: Path, reader: Reader, scorer: nn.Module, threshold: float | Non
         try:
             content = (_onnx if path.suffix == ".onnx" else _pt2)(module, reader, notes)
         except Exception as error:  # a model of the user's can fail to export in any way
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            reason = next((line for line in lines if line.startswith("<class")), lines[0]).strip()
             raise InputError(f"{path.name}: the model inside this detector cannot be exported ({reason})") from None
         finally:
             chatter.setLevel(level)
@@ -72,9 +73,9 @@ def _onnx(module: Deployed, reader: Reader, notes: str) -> bytes:
     outputs = ["score"] if module.threshold is None else ["score", "is_ood"]
     program = torch.onnx.export(
         module,
-        _example(reader),
+        kwargs={"x": _example(reader)[0]},  # a dict as the last of args would be taken for keywords
         dynamo=True,
-        dynamic_shapes=_dynamic(reader),
+        dynamic_shapes={"x": _dynamic(reader)[0]},
         external_data=False,
         input_names=list(reader.shapes),
         output_names=outputs,

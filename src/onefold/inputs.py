@@ -1,5 +1,6 @@
 """Checks of what people hand in, and batches of one or several tensors."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -37,9 +38,10 @@ def check_seed(seed: int) -> int:
 
 
 def pick_device(device: str) -> torch.device:
-    """'auto' is the first GPU if there is one, else the CPU."""
+    """'auto' is a GPU if there is one, for each process its own, else the CPU."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        own = int(os.environ.get("LOCAL_RANK", 0))  # of the processes that torchrun started on this machine
+        device = f"cuda:{own % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):

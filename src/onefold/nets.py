@@ -130,7 +130,7 @@ def backbone(
             stages = [*channels, *[channels[-1]] * (needed - len(channels))]
             net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)
     if generator is None:
-        return net
+        return net.float()
     net = net.to_empty(device="cpu").float()
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -1,11 +1,12 @@
 """How the data of a fit was given: later data is read in the same way or refused."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from onefold.errors import InputError
 from onefold.inputs import batch_slices, map_batch, named
@@ -24,6 +25,8 @@ DTYPES = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
+LARGEST = torch.finfo(torch.float32).max
+MOST_NUMBERS = 2**40  # in a sample: more is no data but a trap
 MOST = 1024  # samples that are scored at once
 
 
@@ -113,6 +116,22 @@ class Reader:
         numbers = sum(max(1, torch.Size(shape).numel()) for shape in self.shapes.values())
         return max(16, min(MOST, BATCH_BYTES // (8 * numbers)))
 
+    def random(self, count: int) -> Batch | None:
+        """Random raw samples between the least and the greatest train value; none of whole numbers or large samples."""
+        total = sum(math.prod(shape) for shape in self.shapes.values())
+        if "int64" in self.dtypes.values() or total > BATCH_BYTES // (8 * count):
+            return None
+        generator = Generator().manual_seed(0)
+
+        def draw(shape: tuple[int, ...], dtype: str) -> Tensor:
+            uniform = torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+            if dtype in ("uint8", "bool"):
+                return (uniform * (256 if dtype == "uint8" else 2)).floor().to(DTYPES[dtype])
+            return (self.low + (self.high - self.low) * uniform).to(DTYPES[dtype])
+
+        drawn = {key: draw(shape, self.dtypes[key]) for key, shape in self.shapes.items()}
+        return drawn if self.kind == "named" else drawn["x"]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -128,15 +147,34 @@ class Reader:
         dtypes = {str(key): str(dtype) for key, dtype in content["dtypes"].items()}
         form = None if content["form"] is None else form_from_json(content["form"])
         low, high = (float(value) for value in content["range"])
-        if (
-            content["kind"] not in Kind.__args__
-            or set(shapes) != set(dtypes)
-            or not set(dtypes.values()) <= set(DTYPES)
-        ):
+        if content["kind"] not in Kind.__args__ or shapes.keys() != dtypes.keys() or not shapes:
             raise ValueError("no reader of this kind")
-        if any(not 0 < n < 2**31 for shape in shapes.values() for n in shape) or len(shapes) > 64:
-            raise ValueError("no shape like this")
-        return cls(content["kind"], shapes, dtypes, low, high, form)
+        reader = cls(content["kind"], shapes, dtypes, low, high, form)
+        if not reader._is_consistent():
+            raise ValueError("no data has this form")
+        return reader
+
+    def _is_consistent(self) -> bool:
+        """Whether `learn` could have made it: it may come from a file."""
+        for shape in self.shapes.values():
+            if len(shape) > 64 or min(shape, default=1) < 1 or math.prod(shape) > MOST_NUMBERS:
+                return False
+        if not -LARGEST <= self.low <= self.high <= LARGEST or not set(self.dtypes.values()) <= DTYPES.keys():
+            return False
+        if self.kind == "named":
+            return self.form is None
+        shape, dtype = self.shapes.get("x"), self.dtypes.get("x")
+        if shape is None or len(self.shapes) != 1:
+            return False
+        if self.kind == "table":
+            return isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float64"
+        if self.kind == "as given":
+            return self.form is None and dtype in ("float32", "int64", "bool")
+        if isinstance(self.form, Picture):
+            picture = (self.form.channels, self.form.height, self.form.width)
+            return self.kind == "images" and shape == picture and dtype == "uint8"
+        axes = (1,) if self.kind == "vectors" else (2, 3)
+        return self.form is None and len(shape) in axes and dtype in ("uint8", "float32")
 
     def _checked(self, key: str, tensor: Tensor, name: str) -> Tensor:
         what = name if key == "x" else f"{name}[{key!r}]"

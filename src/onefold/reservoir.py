@@ -19,7 +19,7 @@ class Reservoir:
 
     Sample i gets the key ln w_i + Gumbel noise, and the largest keys stay: sampling without replacement in proportion
     to the weights (Efraimidis & Spirakis, 2006), exact for streams of any length and for any cutting into batches. The
-    weights are 2^(i / half-life), that is 1 without forgetting.
+    weights are 2^(i / half-life), that is 1 without forgetting. A capacity of 0 remembers nothing, ever.
     """
 
     def __init__(self, capacity: int, seed: int) -> None:
@@ -35,6 +35,8 @@ class Reservoir:
         """Take in a batch of raw samples; every sample of it counts as one unit of time for the half-life."""
         if half_life is not None and not half_life > 0:
             raise InputError(f"the half-life is a positive number of samples, not {half_life}")
+        if not self.capacity:
+            return self
         count = batch_length(batch)
         rate = 0.0 if half_life is None else math.log(2) / half_life
         ages = self.age + rate * np.arange(1, count + 1)
@@ -67,7 +69,7 @@ class Reservoir:
 
     @classmethod
     def restored(cls, content: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> "Reservoir":
-        """What `to_json` and `tensors` wrote."""
+        """What `to_json` and `tensors` wrote; a ValueError for anything that no reservoir writes."""
         self = cls(int(content["capacity"]), 0)
         self.seen, self.age = int(content["seen"]), float(content["age"])
         self._generator.bit_generator.state = content["generator"]
@@ -78,6 +80,10 @@ class Reservoir:
             self.samples = found["x"] if set(found) == {"x"} else found
             if batch_length(self.samples) != len(self.keys) or self.keys.dtype != np.float64 or self.keys.ndim != 1:
                 raise ValueError("samples and keys do not belong together")
+        if min(self.capacity, self.seen) < 0 or len(self) != min(self.capacity, self.seen) or not self.age >= 0:
+            raise ValueError("a reservoir that has seen so many samples remembers as many as it can")
+        if not np.isfinite(self.keys).all() or self.to_json() != content:
+            raise ValueError("no reservoir has such keys or numbers")
         return self
 
 

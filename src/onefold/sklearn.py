@@ -45,11 +45,11 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
     ----------
     method : {"KNN", "LastLayerGP", "CSD", "RND"}
         The detector of onefold that does the work. "KNN", the default, looks at how far the nearest train rows are in
-        the features of a random network. On tables of up to some ten thousand rows it ranks as well as the others,
+        the features of a random network. On tables of up to a few thousand rows it ranks about as well as LastLayerGP,
         fits in a second or two without training, and it alone does not find new rows of a small table much stranger
-        than the ones it was fitted on. "LastLayerGP" ranks as well, and better where columns are strongly correlated;
-        a fit takes seconds at least, but the time to score a row does not grow with the table. "CSD" and "RND" train
-        networks, which takes longer still, and rank worse on tables of some hundred rows.
+        than the ones it was fitted on. "LastLayerGP" ranks better where columns are strongly correlated; a fit takes
+        seconds at least, but the time to score a row does not grow with the table. "CSD" and "RND" train networks,
+        which takes longer still, and often rank worse on tables of some hundred rows.
     contamination : "auto" or float in (0, 0.5]
         Where `offset_` lies, and so what `predict` calls an outlier.
         "auto" is for train rows that are familiar and for judging new ones. A fifth of the rows (at least 19 while
@@ -57,7 +57,7 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
         row is called an outlier with probability 5 % (split-conformal). Of fewer than 38 rows half are held out, and
         the strangest of them is the threshold: that probability is then 1 in (held-out rows + 1).
         A float is the share of outliers in the train rows, as in scikit-learn's IsolationForest: all rows are fitted,
-        and that share of them lies below `offset_`. On small tables, methods other than KNN find nearly every new row
+        and that share of them lies below `offset_`. On small tables, methods other than KNN find most or all new rows
         stranger than those: a float is then for `fit_predict` only.
     n_neighbors : int, optional
         KNN only: which of the nearest train rows counts. By default the fifth.
@@ -76,7 +76,7 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
 
     Attributes
     ----------
-    detector_ : the fitted detector of onefold, with its p-values, diagnosis, and `save`.
+    detector_ : the fitted detector of onefold, with its diagnosis, `save` and, after "auto", p-values.
     offset_ : float, rows with score_samples(X) below it are outliers.
     n_features_in_ : int
     feature_names_in_ : ndarray of str, only where X has column names that are all strings.

@@ -1,9 +1,13 @@
 """Files: written whole or not at all; tensors in safetensors with a JSON header; no pickle anywhere."""
 
+import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,23 +18,36 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from onefold.errors import FileError
+from onefold.errors import FileError, InputError
+from onefold.memory import available, human, require
 
 FORMAT = 1
+LARGEST_HEADER = 32 * 2**20  # bytes: that of a table with 100,000 columns of numbers has 19 million
+LARGEST_INTEGER = 2**128  # the state of a random generator is the largest that any header holds
+DTYPES = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool}
+)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader or a crash sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except FileExistsError:  # what should be its folder is a file
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
+    except OSError as error:  # nobody knows the temporary name, and a full disk gives no name at all
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -41,30 +58,63 @@ def write_json(path: Path, content: Any) -> None:
 def save(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write named tensors and a JSON header of a given kind."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    about = {"format": FORMAT, "kind": kind, "sha256": _digest(plain, header), "header": dict(header)}
-    write_bytes(path, to_safetensors(plain, metadata={"onefold": json.dumps(about)}))
+    content = json.loads(as_json(header))
+    about = {"format": FORMAT, "kind": kind, "sha256": _digest(plain, content), "header": content}
+    encoded = to_safetensors(plain, metadata={"onefold": json.dumps(about)})
+    length = int.from_bytes(encoded[:8], "little")
+    if length > LARGEST_HEADER:
+        raise InputError(f"{path}: its header would be {human(length)}, files have at most {human(LARGEST_HEADER)}")
+    write_bytes(path, encoded)
 
 
 def load(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save` wrote; refuse anything else by name."""
+    content = _read(path)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
+        about = _about(content)
+        _check_version(about["format"], path)
+        found, digest, header = about["kind"], about["sha256"], about["header"]
         tensors = parse_safetensors(content)
-        length = int.from_bytes(content[:8], "little")
-        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["onefold"])
-        version, found, digest, header = (about[key] for key in ("format", "kind", "sha256", "header"))
-    except (SafetensorError, ValueError, KeyError, TypeError):
-        raise FileError(f"{path}: damaged, or not a file of onefold") from None
-    if version != FORMAT:
-        raise FileError(f"{path}: has format {version}, this version of onefold reads format {FORMAT}")
-    if found != kind:
-        raise FileError(f"{path}: is a {found}, a {kind} was expected")
-    if digest != _digest(tensors, header):
+        intact = digest == _digest(tensors, header)
+    except FileError:
+        raise
+    except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, AssertionError):
+        raise _damaged(path) from None  # RuntimeError: JSON nested too deeply, or a shape that overflows
+    if not intact:
         raise FileError(f"{path}: damaged, its content does not match its checksum")
+    if not isinstance(header, dict) or not all(map(_is_plain, tensors.values())):
+        raise _damaged(path)
+    if found != kind:
+        shown = found if isinstance(found, str) and found.isprintable() and len(found) < 40 else "file of unknown kind"
+        raise FileError(f"{path}: is a {shown}, a {kind} was expected")
     return tensors, header
+
+
+def as_json(content: Any) -> str:
+    """Canonical JSON: equal texts mean equal content, down to the types. NumPy's numbers become plain ones."""
+    return json.dumps(content, sort_keys=True, allow_nan=False, default=lambda value: value.item())
+
+
+def check_like(content: Any, like: Any) -> None:
+    """Refuse JSON from a file that is not of the form of `like`: the same keys, the same types, whatever the values.
+
+    Where `like` has a float, a whole number will do; where it has None, a number or None; a list there has entries like
+    its first.
+    """
+    match like:
+        case dict():
+            fits = isinstance(content, dict) and content.keys() == like.keys()
+            parts = [(content[key], like[key]) for key in like] if fits else []
+        case list():
+            fits = isinstance(content, list)
+            parts = [(entry, like[0]) for entry in content] if fits and like else []
+        case _:
+            wanted = {float: (float, int), type(None): (float, int, type(None))}.get(type(like), (type(like),))
+            fits, parts = type(content) in wanted, []  # not isinstance: True is an int
+    if not fits:
+        raise FileError("damaged, or made by another version: its header has another form")
+    for entry, form in parts:
+        check_like(entry, form)
 
 
 def fingerprint(*parts: Any) -> str:
@@ -73,7 +123,7 @@ def fingerprint(*parts: Any) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             text = f"{part.dtype}{tuple(part.shape)}"
-            content = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            content = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         else:
             text, content = "json", json.dumps(part, sort_keys=True, default=repr).encode()
         digest.update(f"{text}:{len(content)}:".encode())
@@ -84,3 +134,61 @@ def fingerprint(*parts: Any) -> str:
 def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
     names = sorted(tensors)
     return fingerprint(dict(header), names, *(tensors[name] for name in names))
+
+
+def _read(path: Path) -> bytes:
+    """All of a plain file that begins with a header of sane length and fits into memory twice."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise FileError(f"{path}: cannot be read (not a file)")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(size - 8, LARGEST_HEADER):
+                raise _damaged(path)
+            way_out = "use a machine with more"
+            require(2 * size, available(torch.device("cpu")), what=f"reading {path}", way_out=way_out)
+            file.seek(0)
+            return file.read()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _about(content: bytes) -> Any:
+    """What `save` put beside the tensors; a number that is not finite, or larger than any there, is a ValueError."""
+    length = int.from_bytes(content[:8], "little")
+    text = json.loads(content[8 : 8 + length])["__metadata__"]["onefold"]
+    return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_bounded)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _bounded(text: str) -> int:
+    value = int(text)
+    if abs(value) > LARGEST_INTEGER:
+        raise ValueError("too large a number")
+    return value
+
+
+def _check_version(version: Any, path: Path) -> None:
+    if type(version) is not int or not 0 < version < 10**6:
+        raise _damaged(path)
+    if version > FORMAT:
+        raise FileError(
+            f"{path}: has format {version}, this version of onefold reads format {FORMAT}: a newer onefold wrote it, "
+            "upgrade with pip install --upgrade onefold"
+        )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Of a type that is ever written; a boolean that is neither 0 nor 1 would be undefined behaviour."""
+    return tensor.dtype in DTYPES and (tensor.dtype != torch.bool or not (tensor.view(torch.uint8) > 1).any())
+
+
+def _damaged(path: Path) -> FileError:
+    return FileError(f"{path}: damaged, or not a file of onefold")

@@ -24,6 +24,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
 
 CHECKPOINT = "training checkpoint"
+LARGEST_BATCH = 2**24  # a recipe may come from a file
 COMPILED_FROM = 30_000  # steps: below, compiling costs more than it saves
 EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
 
@@ -39,8 +40,10 @@ class Recipe:
     adam_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 2:
-            raise InputError(f"training needs at least 1 step and batches of 2, not {self.steps} and {self.batch}")
+        if self.steps < 1 or not 2 <= self.batch <= LARGEST_BATCH:
+            raise InputError(
+                f"training needs at least 1 step and batches of 2 to 2²⁴, not {self.steps} and {self.batch}"
+            )
         if not 0 < self.lr < float("inf") or not 0 < self.adam_eps < float("inf"):
             raise InputError(f"learning rate and Adam's epsilon must be positive, not {self.lr} and {self.adam_eps}")
         if not 0 <= self.warmup < self.steps:

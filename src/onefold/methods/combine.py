@@ -27,8 +27,8 @@ class Combine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(2))
-        self.register_buffer("std", torch.ones(2))
+        self.register_buffer("mean", torch.zeros(2, dtype=torch.float32))
+        self.register_buffer("std", torch.ones(2, dtype=torch.float32))
 
     def learn(self, relative: Float[Tensor, " n"], scale: Float[Tensor, " n"]) -> None:
         """Take the statistics of held-out familiar samples."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from onefold.distil import (
     similarity_model,
 )
 from onefold.distil.contexts import Contexts
+from onefold.distil.parallel import parallel_distillation, run_together, shared_by_processes
 from onefold.errors import InputError
 from onefold.exact.primal import last_layer_share
 from onefold.export import copied
@@ -56,6 +57,8 @@ class CSD(Detector, Exports):
 
     A model of the user's own sees float and integer data as they are given; uint8 images become [N, C, H, W] in [0, 1].
     """
+
+    about_like: ClassVar[dict[str, Any]] = {"loss": 0.0, "explained": 0.0, "dissimilarity": 0.0}
 
     def __init__(
         self,
@@ -152,7 +155,8 @@ class CSD(Detector, Exports):
         train = both_halves(reservoir, fresh, state.prepare, self.device)
         scorer = copied(state.scorer)
         assert isinstance(scorer, CSDScorer)
-        scorer.model.requires_grad_(True)
+        for tower in (scorer.model.phi, scorer.model.psi):
+            tower.requires_grad_(True)
         recipe = update_recipe(self.recipe, count)
         contexts = self._contexts(state.reader, None, state.prepare)
         loss = self._distil(scorer, train, contexts, recipe, progress=progress, seed=reservoir.seen)
@@ -214,12 +218,12 @@ class CSD(Detector, Exports):
             few = train[torch.arange(min(8, len(train)), device=self.device)]
             identity = [*identity, f"{float(self.kernel(few, few).double().sum()):.2e}"]
         draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
-        training = distillation(
-            scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed,
-            encode=scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None,
-            device=self.device,
-            capturable=self.kernel is None,
-        )  # fmt: skip
+        given = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
+        encode = scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None
+        if shared_by_processes():
+            together = parallel_distillation(*given, encode=encode, device=self.device)
+            return run_together(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
+        training = distillation(*given, encode=encode, device=self.device, capturable=self.kernel is None)
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ class EnsembleScorer(nn.Module):
         super().__init__()
         self.members, self.regression = members, regression
         self.kind: Disagreement = kind
-        self.register_buffer("shift", torch.zeros(outputs))
-        self.register_buffer("scale", torch.ones(outputs))
+        self.register_buffer("shift", torch.zeros(outputs, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(outputs, dtype=torch.float32))
 
     def outputs(self, x: Any) -> Tensor:
         """[M, N, outputs]: class probabilities, or predicted values."""
@@ -55,6 +55,8 @@ class DeepEnsemble(Detector):
     Whole-number labels 0, 1, 2 … make classifiers, which disagree by `score`; other targets make regressors, which
     disagree by their variance.
     """
+
+    about_like: ClassVar[dict[str, Any]] = {"outputs": 0, "regression": False}
 
     def __init__(
         self,
@@ -165,12 +167,11 @@ class DeepEnsemble(Detector):
         return {**settings, **sizes, "recipe": Recipe(**settings["recipe"])}
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        del weights
         shape = reader.sample_shape
-        if self.members > 1000:
+        if self.members * (4 + 2 * len(self.hidden)) > len(weights):
             raise ValueError("no ensemble of this size")
         first = empty_standardise(shape)
-        return self._scorer(shape, first, [None] * self.members, int(about["outputs"]), bool(about["regression"]))
+        return self._scorer(shape, first, [None] * self.members, about["outputs"], about["regression"])
 
 
 def labels_of(x: ArrayLike) -> Tensor:

@@ -1,7 +1,7 @@
 """Distance to the nearest familiar samples (Sun et al., 2022)."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,8 @@ class KNN(Detector, Exports):
     layer), by default of a random network. At most `bank` samples are kept, a fair part of them.
     """
 
+    about_like: ClassVar[dict[str, Any]] = {"bank": Reservoir(1, 0).to_json()}
+
     def __init__(
         self,
         kernel: FeatureKernel | None = None,
@@ -93,8 +95,7 @@ class KNN(Detector, Exports):
         state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy(), about={**state.about})
         scorer = state.scorer
         assert isinstance(scorer, KNNScorer)
-        tensors = {"bank.keys": scorer.keys.cpu(), "bank.samples.x": scorer.bank.cpu()}
-        bank = Reservoir.restored(state.about["bank"], tensors, "bank")
+        bank = Reservoir.restored(state.about["bank"], _bank_tensors(scorer.keys, scorer.bank), "bank")
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
             for batch in self._prepared(state, raw):
@@ -122,8 +123,14 @@ class KNN(Detector, Exports):
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         scorer = KNNScorer(empty_map(reader, self.kernel, PRIOR_WIDTH), self.k)
-        if weights["bank"].ndim != 2 or len(weights["bank"]) < self.k or len(weights["bank"]) != len(weights["keys"]):
+        bank = Reservoir.restored(about["bank"], _bank_tensors(weights["keys"], weights["bank"]), "bank")
+        if weights["bank"].ndim != 2 or len(bank) < self.k or bank.capacity != self.bank:
             raise ValueError("no bank of samples like this")
-        Reservoir.restored(about["bank"], {}, "bank")
-        scorer.bank, scorer.keys = torch.empty_like(weights["bank"]), torch.empty_like(weights["keys"])
+        scorer.bank = torch.empty(weights["bank"].shape, dtype=torch.float32, device="meta")
+        scorer.keys = torch.empty(len(bank), dtype=torch.float64, device="meta")
         return scorer
+
+
+def _bank_tensors(keys: Tensor, samples: Tensor) -> dict[str, Tensor]:
+    """The tensors of a reservoir that is called bank."""
+    return {"bank.keys": keys.cpu(), "bank.samples.x": samples.cpu()}

@@ -1,7 +1,8 @@
 """The exact answer in a feature space: Gaussian-process variance of the last layer, in closed form."""
 
+import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,8 @@ class LastLayerGP(Detector, Exports):
     `score` as in CSD, with leave-one-out values in the place of held-out samples.
     """
 
+    about_like: ClassVar[dict[str, Any]] = {"noise": 0.0}
+
     def __init__(
         self,
         kernel: FeatureKernel | None = None,
@@ -74,7 +77,7 @@ class LastLayerGP(Detector, Exports):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if width < 1 or not 0 < noise < float("inf"):
+        if not isinstance(width, int) or width < 1 or not 0 < noise < float("inf"):
             raise InputError(f"width and noise must be positive, they are {width} and {noise}")
         if score not in SCORES:
             raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
@@ -169,7 +172,9 @@ class LastLayerGP(Detector, Exports):
         return settings
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        del about
+        noise = self.noise * float(weights["count"]) / len(weights["gram"])
+        if not math.isclose(about["noise"], noise, rel_tol=1e-6):
+            raise ValueError("not the noise of these settings")
         features, width = empty_map(reader, self.kernel, self.width), len(weights["gram"])
         with torch.device("meta"):
             return GPScorer(features, width, self.score_kind)

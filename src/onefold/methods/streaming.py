@@ -13,7 +13,7 @@ from onefold.samples import Part, Resident
 from onefold.train import Recipe
 
 MIN_STEPS = 50
-PASSES = 10  # how many times a new sample is seen
+PASSES = 5  # how many times a new sample is seen
 
 
 def both_halves(remembered: Reservoir, fresh: Reservoir, prepare: nn.Module, device: torch.device) -> Part:

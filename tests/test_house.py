@@ -18,7 +18,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     "errors", "types", "memory", "inputs", "metrics", "nets", "store", "train", "sources", "reader", "reservoir",
     "samples", "alarm", "diagnosis", "kernels", "exact", "distil", "export", "detector", "methods", "files", "sklearn",
-    "data", "provenance", "toy", "demo", "report", "cli",
+    "data", "provenance", "toy", "demo", "report", "jobs", "cli",
 ]  # fmt: skip
 
 
@@ -73,7 +73,10 @@ def test_readme_maps_every_file() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE))
     files = {str(path.relative_to(SOURCE)) for path in MODULES if path.name != "__init__.py" or path.parent == SOURCE}
-    assert named == files | {"report/page.html.j2"}
+    pages = {
+        str(path.relative_to(SOURCE)) for path in (SOURCE / "report").iterdir() if path.suffix in (".j2", ".css", ".js")
+    }
+    assert named == files | pages
 
 
 @pytest.mark.parametrize("statement", ["import onefold", "import onefold.cli"])

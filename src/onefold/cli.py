@@ -1,5 +1,6 @@
 """The command line: dataclass arguments, one function each, one readable line on bad input."""
 
+import errno
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -83,33 +84,41 @@ class Toy:
         print(f"Figures: {out / 'toy_1d.png'}, {out / 'toy_2d.png'}")
 
 
+def _option(metavar: str, default: str = "optional") -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"({default})")
+
+
+DetectorFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+Model = Annotated[Path | None, _option("NET.pt2")]
+
+
 @dataclass(frozen=True)
 class Fit:
     """Learn what is familiar from your own data and write a detector, calibrated and ready to raise alarms.
 
-    DATA is a folder of images, a table (.csv, .tsv, .parquet) or an array (.npy, .npz). A fifth of it is set apart to
-    calibrate the alarms, unless --calibrate names other familiar data. Stopped fits go on when the same command is
-    given again. With --model, the detector looks through a trained model of your own (written by torch.export.save):
-    the best there is where such a model exists.
+    DATA is a folder of images, a table (.csv, .tsv, .parquet) or an array (.npy, or one of an .npz: FILE.npz::KEY). A
+    fifth of it is set apart to calibrate the alarms, unless --calibrate names other familiar data. A fit that was
+    stopped goes on when the same command is given again. With --model, the detector looks through a trained model of
+    your own: the best there is where such a model exists.
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Familiar data."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
     """The detector's file, for example model.onefold."""
     method: Literal["csd", "gp", "rnd", "knn"] = "csd"
     """CSD; the closed form, quick and good on small data; random network distillation; nearest neighbours."""
-    context: str | None = None
+    context: Annotated[str | None, _option("DATA")] = None
     """Unlabelled data from where the detector will be used, to be told from what is familiar (csd)."""
-    model: Path | None = None
-    """A trained model of your own, as .pt2."""
-    layer: str | None = None
-    """The layer of the model whose output to use; by default what enters its dense head."""
-    calibrate: str | None = None
+    model: Model = None
+    """A trained model of your own, written by torch.export.save. It is given images as [N, C, H, W] in [0, 1]."""
+    layer: Annotated[str | None, _option("NAME", "default: what enters its dense head")] = None
+    """The layer of the model whose output to use."""
+    calibrate: Annotated[str | None, _option("DATA", "default: a fifth of DATA")] = None
     """Familiar data to calibrate on."""
     fpr: float = 0.05
     """The share of familiar inputs that may raise an alarm."""
-    steps: int | None = None
+    steps: Annotated[int | None, _option("INT", "default: 2000")] = None
     """Training steps (csd, rnd)."""
     seed: int = 0
     """The same seed gives the same detector on the same machine."""
@@ -132,18 +141,19 @@ class Fit:
 class Score:
     """Say of every input how unfamiliar it is and whether to raise an alarm; data may be larger than memory.
 
-    The table has a row for each input: name, score (bigger is stranger), p-value and alarm.
+    The table has a row for each input: its name (the file's, or the row's number, counted from 0), its score (bigger is
+    stranger), its p-value (the share of familiar inputs at least as strange) and is_ood (1 is an alarm).
     """
 
-    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    detector: DetectorFile
     """A file that `onefold fit` wrote."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Data of the same kind as that of the fit."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("scores.csv")
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("scores.csv")
     """Where to write the scores: .csv or .parquet."""
-    report: Path | None = None
-    """Also write a page to look at, for example page.html."""
-    model: Path | None = None
+    report: Annotated[Path | None, _option("PAGE.html")] = None
+    """Also write a page to look at."""
+    model: Model = None
     """The model that the detector was fitted on, if it was."""
     device: str = "auto"
     """cpu, cuda, or the first GPU if there is one."""
@@ -159,42 +169,34 @@ class Score:
 class Diagnose:
     """Say what speaks for and against trusting a detector. The exit status is 1 if anything speaks against it."""
 
-    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    detector: DetectorFile
     """A file that `onefold fit` wrote."""
-    data: str | None = None
+    data: Annotated[str | None, _option("DATA")] = None
     """Familiar data that was not in the fit, to compare with what the detector remembers."""
-    model: Path | None = None
+    model: Model = None
     """The model that the detector was fitted on, if it was."""
 
     def __call__(self) -> int:
         from onefold import jobs
-        from onefold.files import load
 
-        detector = load(self.detector, model=None if self.model is None else jobs.program(self.model))
-        return 0 if detector.diagnose(self.data).ok else 1
+        return 0 if jobs.diagnose(self.detector, self.data, self.model).ok else 1
 
 
 @dataclass(frozen=True)
 class Export:
     """Write a detector as .onnx or .pt2, to be run without onefold: raw data in, score and alarm out."""
 
-    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    detector: DetectorFile
     """A file that `onefold fit` wrote."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Where to write: the suffix says how."""
-    model: Path | None = None
+    """Where to write: .onnx or .pt2."""
+    model: Model = None
     """The model that the detector was fitted on, if it was."""
 
     def __call__(self) -> None:
         from onefold import jobs
-        from onefold.detector import Exports
-        from onefold.errors import InputError
-        from onefold.files import load
 
-        detector = load(self.detector, model=None if self.model is None else jobs.program(self.model), device="cpu")
-        if not isinstance(detector, Exports):
-            raise InputError(f"a {type(detector).__name__} cannot be exported")
-        detector.export(self.out)
+        jobs.export(self.detector, self.out, self.model)
         print(f"Exported: {self.out}")
 
 
@@ -228,9 +230,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OnefoldError as error:
         return _fail(str(error), 2)
     except OSError as error:
-        return _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; nothing is lost: make room and give the same command again" if full else ""
+        return _fail(f"{error.filename or 'file'}: {error.strerror or error}{advice}", 2)
     except KeyboardInterrupt:
-        return _fail("stopped; a fit goes on from here when the same command is given again", 130)
+        return _fail(_stopped(command), 130)
+
+
+# What the library's messages call an argument, and what it is called here.
+OPTIONS = {
+    "load(path, model=…)": "name it with --model",
+    "kernel=kernels.from_model(model)": "--model NET.pt2",
+    "layer='…'": "--layer NAME",
+    "context=…": "--context DATA",
+    "device='cpu'": "--device cpu",
+}
+
+
+def _stopped(command: Any) -> str:
+    """What is left behind when a person has had enough: never a broken file, sometimes a state to go on from."""
+    part = Path(f"{command.out}.part") if isinstance(command, Fit) else None
+    if part is None or not part.exists():
+        return "stopped"
+    return f"stopped; the same command goes on from {part}, or delete it to begin anew"
 
 
 @contextmanager
@@ -252,6 +274,8 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _fail(message: str, status: int) -> int:
+    for argument, option in OPTIONS.items():
+        message = message.replace(argument, option)
     print(f"onefold: {message}", file=sys.stderr)
     return status
 

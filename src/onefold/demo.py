@@ -73,7 +73,7 @@ def compare(data: Sets, seed: int = 0) -> Iterator[Outcome]:
     and LastLayerGP, since the train set is small, and mutual information for the ensemble."""
     small = Architecture(channels=(16,))
     x, y = data.familiar.x_train, data.familiar.y_train
-    csd = CSD(score="relative", recipe=RECIPE, architecture=small, seed=seed)
+    csd = CSD(score="relative", augment=0.0, recipe=RECIPE, architecture=small, seed=seed)
     yield _measure("CSD", "one model, contexts from the train set", csd, lambda: csd.fit(x), data)
     augmented = CSD(score="relative", augment=0.5, recipe=RECIPE, architecture=small, seed=seed)
     yield _measure("CSD-Aug", "half of the contexts augmented", augmented, lambda: augmented.fit(x), data)

@@ -212,7 +212,8 @@ class Detector(ABC):
 
     def _similarity(self, state: Fitted, kernel: Kernel, raw: Batch) -> Tensor:
         batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
-        return kernel(batch, batch).detach().double().cpu()
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # the same numbers on every device
+            return kernel(batch, batch).detach().double().cpu()
 
     def _likeness(self, state: Fitted, scores: Scores) -> Finding:
         return likeness(*self._reference(state), scores)
@@ -244,10 +245,11 @@ class Detector(ABC):
 
     def _over(self, state: Fitted, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
         """function(scorer, prepared batch) over raw samples in memory."""
-        return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # or a GPU would keep three digits only
+            return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
 
     def _prepared(self, state: Fitted, raw: Batch) -> Iterator[Any]:
-        for part in batch_slices(raw, state.reader.batch_size):
+        for part in batch_slices(raw, self._at_once(state)):
             with torch.no_grad():
                 yield state.prepare(map_batch(lambda t: t.to(self.device), part))
 
@@ -257,8 +259,12 @@ class Detector(ABC):
     def _computed(self, function: Callable[[Any, Any], Tensor], x: ArrayLike) -> Iterator[Scores]:
         """function(scorer, prepared batch) over all of `x`, on the detector's device, without gradients."""
         state = self._fitted()
-        for raw in state.reader.batches(x):
+        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device):
             yield self._over(state, function, raw)
+
+    def _at_once(self, state: Fitted) -> int:
+        """How many samples to score at once: a GPU wants more."""
+        return state.reader.batch_size * (8 if self.device.type == "cuda" else 1)
 
     def _fitted(self) -> Fitted:
         if self._state is None:
@@ -294,7 +300,6 @@ def _score(scorer: Any, batch: Any) -> Tensor:
     return scorer(batch)
 
 
-@torch.no_grad()
 def _finite(scores: Tensor) -> Scores:
     if not scores.isfinite().all():
         bad = int((~scores.isfinite()).sum())

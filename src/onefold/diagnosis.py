@@ -51,7 +51,7 @@ class Diagnosis:
 
 
 FLAT = 0.02  # relative spread of a variance that says nothing
-CONVERGED = 0.75  # share of the labels' variance that the regression must explain
+CONVERGED = 0.6  # share of the labels' variance that the regression must explain
 NEAR_ZERO = 0.25  # of the mean dissimilarity of two train samples
 
 

@@ -1,6 +1,5 @@
 """Reading a detector back from its file, which may come from a stranger and be wrong in any way."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryErr
 from onefold.inputs import map_batch, named, pick_device
 from onefold.kernels import from_model, logits
 from onefold.methods import METHODS
+from onefold.nets import finished
 from onefold.reader import DTYPES, Prepare, Reader
 from onefold.reservoir import Reservoir
 from onefold.samples import HELD_OUT, REMEMBERED
@@ -109,13 +109,13 @@ def _blank(method: type[Detector], kernel: Kernel | None, device: str, path: Pat
 def _restored(blank: Detector, tensors: dict[str, Tensor], header: dict[str, Any], kernel: Kernel | None) -> Detector:
     """The detector that `save` wrote; content that does not fit together raises what it may."""
     make: Any = type(blank)
-    store.check_like(header["settings"], json.loads(store.as_json(blank._settings())))
+    store.check_like(header["settings"], store.plain(blank._settings()))
     store.check_like(header["about"], make.about_like)
     arguments = {**make._from_settings(header["settings"]), "device": str(blank.device)}
     detector: Detector = make(**arguments) if kernel is None else make(**arguments, kernel=kernel)
     reader, weights = Reader.from_json(header["reader"]), _under(tensors, "scorer.")
     scorer = _filled(detector._empty(reader, header["about"], weights), weights)
-    scorer = scorer.to(detector.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
+    finished(scorer, detector.device)
     state = Fitted(
         reader=reader,
         prepare=Prepare(reader).to(detector.device),
@@ -139,8 +139,8 @@ def _filled(scorer: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     if _forms(scorer.state_dict()) != _forms(weights):
         raise FileError("damaged, its tensors are not those of its settings")
     for name, tensor in weights.items():
-        divides = name.rpartition(".")[2] in POSITIVE
-        if not tensor.isfinite().all() or (divides and not (tensor > 0).all()):
+        low, high = tensor.aminmax()  # NaN if anything is; isfinite would need the memory for another copy
+        if not (low.isfinite() and high.isfinite()) or (name.rpartition(".")[2] in POSITIVE and not low > 0):
             raise FileError(f"damaged, its weights {name} are not finite, or not positive")
     scorer.load_state_dict(weights, strict=True, assign=True)
     if not all(torch.equal(tensor, weights[name]) for name, tensor in scorer.state_dict().items()):
@@ -169,12 +169,13 @@ def _probe(tensors: dict[str, Tensor], reader: Reader) -> Batch | None:
 
 def _checked(samples: Batch, reader: Reader) -> Batch:
     """Samples from a file, if they are of the kind, the shapes and exactly the types of the train data."""
-    if reader.kind == "named":
-        samples = named(samples)  # a dict whose one entry is called x looks like an array in a file
-    reader.check(samples)
-    if any(t.dtype != DTYPES[reader.dtypes[key]] for key, t in named(samples).items()):
+    found = named(samples)
+    checked = reader.check(found if reader.kind == "named" else samples)  # a file has no order, the train data had
+    if any(t.dtype != DTYPES[reader.dtypes[key]] for key, t in found.items()):
         raise FileError("damaged, its samples are not of the type of its data")
-    return samples
+    if any(t.is_floating_point() and t.isinf().any() for t in found.values()):  # NaN is a missing value of a table
+        raise FileError("damaged, its samples are infinite")
+    return checked
 
 
 def _check_whole(detector: Detector, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -182,7 +183,7 @@ def _check_whole(detector: Detector, tensors: dict[str, Tensor], header: dict[st
     own_tensors, own = detector._content(samples=header["reservoirs"] is not None)
     given = {name: t for name, t in tensors.items() if name != "similarity" and not name.startswith("probe.")}
     own["kernel"] = header["kernel"]  # another of the same effect may be handed in
-    if _forms(given) != _forms(own_tensors) or store.as_json(own) != store.as_json(header):
+    if _forms(given) != _forms(own_tensors) or not store.same(store.plain(own), header):
         raise FileError("damaged, or made by another version: its parts do not belong together")
     if detector.kernel is None and len(given) != len(tensors):
         raise FileError("damaged, it says what its kernel was and has none")

@@ -1,35 +1,41 @@
-"""What the command line does with people's own files: fit a detector, score data, lay out what was found."""
+"""What the command line does with people's own files: fit a detector, score data, look at a detector."""
 
-import csv
-import io
+import math
 import os
-import sys
-from collections.abc import Iterator
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from torch.export import ExportedProgram
 
-import onefold
-from onefold.detector import Detector
-from onefold.errors import InputError, MissingExtraError
+from onefold import store
+from onefold.alarm import check_rate
+from onefold.detector import Detector, Exports
+from onefold.diagnosis import Diagnosis
+from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.files import load
+from onefold.inputs import batch_length
 from onefold.kernels import from_model
 from onefold.methods import CSD, KNN, RND, LastLayerGP
-from onefold.provenance import provenance
-from onefold.report.score_page import ScorePage, render
-from onefold.report.shown import pictures_of, texts_of
-from onefold.sources import ImageFolder, Indexed, Source, Table, open_source, picked, split
+from onefold.programs import check_takes, picture_for, program
+from onefold.progress import busy, shown, tidied
+from onefold.report.score_page import render
+from onefold.report.score_table import check_table, write_table
+from onefold.report.shown import page_of
+from onefold.sources import ImageFolder, Indexed, Picture, Source, form_of, open_source, split
+from onefold.sources.split import watched
 from onefold.store import write_bytes
-from onefold.train import Recipe
-from onefold.types import Scores
+from onefold.train import CHECKPOINT
 
 METHODS = {"csd": CSD, "gp": LastLayerGP, "rnd": RND, "knn": KNN}
-SHOWN = 10_000  # inputs on a page
-NEAREST = 6
-REMARKABLE = 2.0  # standard deviations, or a category that one in a hundred has
+SET_APART = 0.2  # of the data, to calibrate on
+FEW = 64  # samples that are read at once to count them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,191 +54,225 @@ class FitJob:
     seed: int = 0
     device: str = "auto"
 
+    @property
+    def part(self) -> Path:
+        """Where the state of the training lies until the fit is complete."""
+        return self.out.with_name(self.out.name + ".part")
 
+
+@tidied()
 def fit(job: FitJob) -> tuple[Detector, list[str]]:
     """Fit, calibrate and save; the detector and what there is to say about it.
 
     Where no calibration data is given, a fifth of the data is set apart for it. The training state lies beside the
-    output, in a file that ends in .part, until the fit is complete: the same command goes on from there.
+    output, in a file that ends in .part, until the fit is complete: the same command goes on from there. Whatever can
+    be found wrong beforehand is found before the data is read.
     """
-    _writable(job.out)
-    source = open_source(job.data)
-    train, held_out = split(source, 0.2, job.seed) if job.calibrate is None else (source, open_source(job.calibrate))
-    detector = _detector(job)
-    part = job.out.with_name(job.out.name + ".part")
-    keywords: dict[str, Any] = {"checkpoint": part} if isinstance(detector, CSD | RND) else {}
-    if job.context is not None:
-        if not isinstance(detector, CSD):
-            raise InputError("--context is for the method csd")
-        keywords["context"] = job.context
-    detector.fit(train, **keywords)  # pyright: ignore[reportAttributeAccessIssue]
-    detector.calibrate(held_out, job.fpr)
-    detector.save(job.out)
-    part.unlink(missing_ok=True)
+    net = None if job.model is None else program(job.model)
+    detector = _detector(job, net)
+    _check_places([job.out], [job.data, job.context, job.calibrate, job.model])
+    keywords: dict[str, Any] = {}
+    if isinstance(detector, CSD | RND):
+        _check_part(job.part)
+        keywords["checkpoint"] = job.part
+    given = _given(job, None if net is None else picture_for(net))
+    if job.model is not None:
+        check_takes(job.model, detector.kernel, given.train, job.data)
+    _check_enough(given.held_out, job)
+    if given.context is not None:
+        keywords["context"] = given.context
+    with _called(job.data), warnings.catch_warnings():
+        # What a diagnosis finds is printed whole after the fit; once is enough.
+        warnings.filterwarnings("ignore", "(signal|convergence|familiarity): ", OnefoldWarning)
+        detector.fit(given.train, **keywords)
+    with _called(job.calibrate or job.data):
+        detector.calibrate(given.held_out, job.fpr)
+        detector.save(job.out)
+    if "checkpoint" in keywords:
+        job.part.unlink(missing_ok=True)
     assert detector.alarm is not None
     notes = [
         f"fitted on {_count(detector)} samples, calibrated on {len(detector.alarm.scores)}: scores above "
-        f"{detector.threshold:.4g} raise an alarm for {job.fpr:.1%} of familiar inputs",
-        *_skipped(source, job.out),
+        f"{detector.threshold:.4g} raise an alarm, as {job.fpr:.2%} of familiar inputs will",
+        *_name_skipped(given.sources, job.out),
     ]
     return detector, notes
 
 
+@tidied()
 def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path | None, device: str) -> list[str]:
     """Score data batch by batch and write a table, and a page if asked for; what there is to say."""
-    detector = load(file, model=None if model is None else program(model), device=device)
-    for path in (out, report):
-        if path is not None:
-            _writable(path)
-    if out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{out.name}: scores are written as .csv or .parquet")
-    source = open_source(data, form=detector.reader.form)
-    total = (
-        len(source.files) if isinstance(source, ImageFolder) else len(source) if isinstance(source, Indexed) else None
-    )
-    scores = np.concatenate(list(shown(detector.score_batches(source), total, "scoring")))
-    names = list(source.names) if isinstance(source, ImageFolder) else [str(i) for i in range(len(scores))]
-    columns: dict[str, Any] = {"name": names, "score": scores}
-    if detector.alarm is not None:
-        columns |= {"pvalue": detector.alarm.pvalues(scores), "is_ood": scores > detector.threshold}
-    _write_table(out, columns)
-    skipped = _skipped(source, out)
+    check_table(out)
+    _check_places([out] if report is None else [out, report], [file, data, model])
+    detector = opened(file, model, device)
+    with _called(data):
+        with busy("reading"):
+            source = open_source(data, form=detector.reader.form, name=data)
+        scores = np.concatenate(list(shown(detector.score_batches(source), _total(source), "scoring", len)))
+        names = source.names if isinstance(source, ImageFolder) else [str(i) for i in range(len(scores))]
+        columns: dict[str, Any] = {"name": names, "score": scores}
+        if detector.alarm is not None:
+            columns |= {"pvalue": detector.alarm.pvalues(scores), "is_ood": scores > detector.threshold}
+        write_table(out, columns)
+    skipped = _name_skipped([source], out)
     notes = [f"{len(scores)} scored: {out}", *skipped]
     if detector.alarm is not None:
-        flagged = int((scores > detector.threshold).sum())
-        expected = detector.alarm.fpr * len(scores)
+        flagged, expected = int(columns["is_ood"].sum()), detector.alarm.fpr * len(scores)
         notes.append(f"{flagged} raise an alarm; of as many familiar inputs, about {expected:.0f} would")
     if report is not None:
-        page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped)
-        write_bytes(report, render(page).encode())
+        with _called(data), busy("drawing the page"):
+            page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped)
+            write_bytes(report, render(page).encode())
         notes.append(f"the page: {report}")
     return notes
 
 
-def page_of(
-    detector: Detector, source: Source, names: list[str], scores: Scores, *, title: str, notes: list[str]
-) -> ScorePage:
-    """What the page shows: the strangest inputs, what they look like, and what is familiar beside them."""
-    order = np.sort(np.argsort(-scores, kind="stable")[:SHOWN])
-    if len(order) < len(scores):
-        notes = [*notes, f"the page shows the {len(order)} strangest of {len(scores)}"]
-    alarm, reader, remembered = detector.alarm, detector.reader, detector.remembered
-    chosen: dict[str, Any] = {}
-    rows = source if len(order) == len(scores) else picked(source, order)
-    if reader.has_pictures and remembered is not None:
-        chosen["pictures"] = np.concatenate([pictures_of(reader, raw) for raw in reader.batches(rows)])
-        chosen["familiar_pictures"] = pictures_of(reader, remembered)
-        chosen["nearest"] = detector.neighbours(rows, NEAREST)
-    elif isinstance(reader.form, Table):
-        codes = np.concatenate([np.asarray(raw) for raw in reader.batches(rows)])
-        chosen["columns"], chosen["values"] = texts_of(reader.form, codes)
-        standout = reader.form.standout(codes)
-        chosen["standout"] = np.where(standout >= REMARKABLE, standout, 0.0)
-    made = provenance(detector.device)
-    return ScorePage(
-        title=title,
-        method=type(detector).__name__,
-        familiar=np.zeros(0) if alarm is None else alarm.scores,
-        scores=scores[order],
-        names=[names[i] for i in order],
-        pvalues=None if alarm is None else alarm.pvalues(scores[order]),
-        threshold=None if alarm is None else detector.threshold,
-        fpr=None if alarm is None else alarm.fpr,
-        notes=notes,
-        about={"onefold": str(onefold.__version__), "date": str(made["date"]), "data": title},
-        **chosen,
+@tidied()
+def diagnose(file: Path, data: str | None, model: Path | None) -> Diagnosis:
+    """What speaks for and against a detector, printed too."""
+    detector = opened(file, model)
+    if data is None:
+        return detector.diagnose()
+    with _called(data):
+        source = open_source(data, form=detector.reader.form, name=data)
+        return detector.diagnose(_watched(source, "scoring"))
+
+
+def export(file: Path, out: Path, model: Path | None) -> None:
+    """Write a detector as a model that needs no onefold; the suffix of `out` says how."""
+    _check_places([out], [file, model])
+    detector = opened(file, model, "cpu")
+    if not isinstance(detector, Exports):
+        raise InputError(f"a {type(detector).__name__} cannot be exported")
+    with _called(str(file)):
+        detector.export(out)
+
+
+def opened(file: Path, model: Path | None, device: str = "auto") -> Detector:
+    """The detector of a file, with the model that it was fitted on, if it was."""
+    return load(file, model=None if model is None else program(model), device=device)
+
+
+class _Given(NamedTuple):
+    """What a fit is given: data to train and to calibrate on, perhaps contexts, and the sources behind them."""
+
+    train: Source
+    held_out: Source
+    context: Source | None
+    sources: list[Source]
+
+
+def _given(job: FitJob, picture: Picture | None) -> _Given:
+    """Open all that a job names; what is read beside the data is read in the form of the data."""
+    with busy("reading"):
+        data = open_source(job.data, form=picture if Path(job.data).is_dir() else None)
+        form = form_of(data)
+        calibrate = None if job.calibrate is None else open_source(job.calibrate, form=form, name=job.calibrate)
+        context = None if job.context is None else open_source(job.context, form=form, name=job.context)
+    sources = [source for source in (data, calibrate, context) if source is not None]
+    if calibrate is None:
+        if isinstance(data, ImageFolder):  # those that can be read are only known when all have been
+            deque(shown(data.batches(FEW), _total(data), "looking at images"), maxlen=0)
+        data, calibrate = split(data, SET_APART, job.seed)
+    context = None if context is None else _watched(context, "reading contexts")
+    return _Given(_watched(data, "reading"), _watched(calibrate, "calibrating"), context, sources)
+
+
+def _watched(source: Source, label: str) -> Source:
+    return watched(source, partial(shown, total=_total(source), label=label))
+
+
+def _total(source: Source) -> int | None:
+    """How many samples there will be at most, if that can be told without reading them."""
+    if isinstance(source, ImageFolder):
+        return len(source.files)
+    return len(source) if isinstance(source, Indexed) else None
+
+
+def _detector(job: FitJob, net: ExportedProgram | None) -> Any:
+    """The detector of a job, before its data is looked at: options that do not go together are refused here."""
+    check_rate(job.fpr)
+    if job.method not in METHODS:
+        raise InputError(f"the method is one of {', '.join(METHODS)}, not {job.method!r}")
+    if job.context is not None and job.method != "csd":
+        raise InputError(f"--context is for the method csd: {job.method} has no use for it")
+    if job.model is not None and job.method == "rnd":
+        raise InputError("--model is for the methods csd, gp and knn: rnd has networks of its own")
+    if job.layer is not None and job.model is None:
+        raise InputError("--layer is a layer of a model: name the model with --model")
+    if job.steps is not None and job.method not in ("csd", "rnd"):
+        raise InputError(f"--steps is for the methods csd and rnd: {job.method} is a closed form")
+    keywords: dict[str, Any] = {"seed": job.seed, "device": job.device}
+    if net is not None:
+        keywords["kernel"] = from_model(net, job.layer)
+    detector: Any = METHODS[job.method](**keywords)
+    if job.steps is not None:
+        warmup = min(detector.recipe.warmup, job.steps // 4)
+        detector.recipe = replace(detector.recipe, steps=job.steps, warmup=warmup)
+    return detector
+
+
+def _check_places(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) -> None:
+    """Find out now, not after an hour, that a file cannot be written, or that it would replace what is read."""
+    taken = {Path(given).resolve(): str(given) for given in inputs if given is not None}
+    for path in outputs:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: name a file")
+        if path.resolve() in taken:
+            raise InputError(f"{path} is read and written by this command: write to another file")
+        taken[path.resolve()] = str(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(f"{path}: a file is in the place of its folder") from None
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(f"{path.parent}: cannot be written to")
+
+
+def _check_part(part: Path) -> None:
+    """A state that cannot be gone on from is better known before the data is read."""
+    if part.exists():
+        try:
+            store.load(part, CHECKPOINT)
+        except FileError as error:
+            raise FileError(f"{error}; delete it to begin anew") from None
+
+
+def _check_enough(held_out: Source, job: FitJob) -> None:
+    """Enough samples to calibrate on, found out before the training."""
+    needed, count = math.ceil(1 / job.fpr - 1e-9) - 1, 0
+    for batch in held_out.batches(max(1, min(needed, FEW))):
+        count += batch_length(batch)
+        if count >= needed:
+            return
+    there = f"a fifth of {job.data} is" if job.calibrate is None else f"{job.calibrate} has"
+    raise InputError(
+        f"{there} {count} samples, and --fpr {job.fpr:g} needs {needed} to calibrate on: give more data, "
+        "other familiar data with --calibrate, or a larger --fpr"
     )
 
 
-def program(path: Path) -> torch.export.ExportedProgram:
-    """A user's own exported model; such a file can hold code, so it is only read when it is named."""
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Errors say x where the library cannot know that the data has a name."""
     try:
-        return torch.export.load(path)
-    except Exception as error:  # whatever is wrong with it
-        raise InputError(f"{path}: is no model that torch.export.save wrote ({type(error).__name__})") from None
-
-
-def shown(scores: Iterator[Scores], total: int | None, label: str) -> Iterator[Scores]:
-    """Iterate with a progress bar where a person watches."""
-    if not sys.stderr.isatty():
-        yield from scores
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        for part in scores:
-            bar.advance(task, len(part))
-            yield part
-
-
-def _detector(job: FitJob) -> Any:
-    if job.method not in METHODS:
-        raise InputError(f"the method is one of {', '.join(METHODS)}, not {job.method!r}")
-    method, keywords = METHODS[job.method], {"seed": job.seed, "device": job.device}
-    if job.model is not None:
-        if job.method == "rnd":
-            raise InputError("--model is for the methods csd, gp and knn: rnd has networks of its own")
-        keywords["kernel"] = from_model(program(job.model), job.layer)
-    detector: Any = method(**keywords)
-    if job.steps is not None:
-        if not isinstance(detector, CSD | RND):
-            raise InputError(f"--steps is for the methods csd and rnd: {job.method} is a closed form")
-        recipe: Recipe = detector.recipe
-        detector.recipe = replace(recipe, steps=job.steps, warmup=min(recipe.warmup, job.steps // 4))
-    return detector
+        yield
+    except InputError as error:
+        text = str(error)
+        raise InputError(name + text[1:] if text.startswith("x ") else text) from None
 
 
 def _count(detector: Detector) -> int:
     return detector._fitted().reservoir.seen
 
 
-def _skipped(source: Source, out: Path) -> list[str]:
+def _name_skipped(sources: Sequence[Source], out: Path) -> list[str]:
     """Name the images that could not be read in a file beside the output, and say how many they were."""
-    skipped = source.skipped if isinstance(source, ImageFolder) else {}
-    if not skipped:
-        return []
+    folders = [source for source in sources if isinstance(source, ImageFolder)]
+    lines = [f"{str(folder.path / name)!r}: {why}\n" for folder in folders for name, why in folder.skipped.items()]
     log = out.with_name(out.name + ".skipped.txt")
-    write_bytes(log, "".join(f"{name!r}: {why}\n" for name, why in skipped.items()).encode("utf-8", "backslashreplace"))
-    what = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
-    return [f"{what} could not be read: named in {log}"]
-
-
-def _writable(path: Path) -> None:
-    """Find out now, not after an hour, that a file cannot be written."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent}: cannot be written to")
-
-
-def _write_table(path: Path, columns: dict[str, Any]) -> None:
-    if path.suffix == ".parquet":
-        write_bytes(path, _parquet(columns))
-        return
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    values = [
-        [format(v, ".9g") for v in c] if isinstance(c, np.ndarray) and c.dtype.kind == "f"
-        else c.astype(int) if isinstance(c, np.ndarray) else c
-        for c in columns.values()
-    ]  # fmt: skip
-    writer.writerows(zip(*values, strict=True))
-    write_bytes(path, text.getvalue().encode("utf-8", "backslashreplace"))
-
-
-def _parquet(columns: dict[str, Any]) -> bytes:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError('.parquet needs one more package: pip install "onefold[tables]"') from None
-    buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), buffer)
-    return buffer.getvalue()
+    if not lines:
+        log.unlink(missing_ok=True)  # of an earlier run: it would be wrong now
+        return []
+    write_bytes(log, "".join(lines).encode("utf-8", "backslashreplace"))
+    return [f"{'1 image' if len(lines) == 1 else f'{len(lines)} images'} could not be read: named in {log}"]

@@ -141,6 +141,12 @@ def backbone(
     return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
+def finished(net: nn.Module, device: torch.device) -> None:
+    """Trained and ready to be used: frozen, on its device, in the layout that computes fastest there in float32."""
+    layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last
+    net.to(device, memory_format=layout).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
+
+
 def _check_sizes(channels: Sequence[int], hidden: Sequence[int], outputs: int) -> None:
     """Sizes that a network can have: they may come from a file."""
     sizes = [*channels, *hidden, outputs]

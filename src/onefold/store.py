@@ -23,6 +23,8 @@ from onefold.memory import available, human, require
 
 FORMAT = 1
 LARGEST_HEADER = 32 * 2**20  # bytes: that of a table with 100,000 columns of numbers has 19 million
+MOST_ENTRIES = 2**21  # of lists and objects in it: that table's has a million
+MOST_TENSORS = 2**15
 LARGEST_INTEGER = 2**128  # the state of a random generator is the largest that any header holds
 DTYPES = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool}
@@ -57,13 +59,14 @@ def write_json(path: Path, content: Any) -> None:
 
 def save(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write named tensors and a JSON header of a given kind."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = json.loads(as_json(header))
-    about = {"format": FORMAT, "kind": kind, "sha256": _digest(plain, content), "header": content}
-    encoded = to_safetensors(plain, metadata={"onefold": json.dumps(about)})
-    length = int.from_bytes(encoded[:8], "little")
-    if length > LARGEST_HEADER:
-        raise InputError(f"{path}: its header would be {human(length)}, files have at most {human(LARGEST_HEADER)}")
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        content = plain(header)
+        about = {"format": FORMAT, "kind": kind, "sha256": _digest(own, content), "header": content}
+        encoded = to_safetensors(own, metadata={"onefold": json.dumps(about)})
+        _about(encoded)
+    except ValueError as error:  # better now than when it is needed
+        raise InputError(f"{path}: cannot be saved, {error}") from None
     write_bytes(path, encoded)
 
 
@@ -90,9 +93,15 @@ def load(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def as_json(content: Any) -> str:
-    """Canonical JSON: equal texts mean equal content, down to the types. NumPy's numbers become plain ones."""
-    return json.dumps(content, sort_keys=True, allow_nan=False, default=lambda value: value.item())
+def plain(content: Any) -> Any:
+    """What comes back of `content` from JSON: tuples as lists, NumPy's numbers as plain ones; nothing that is NaN."""
+    return json.loads(json.dumps(content, allow_nan=False, default=lambda value: value.item()))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two pieces of JSON are equal, down to the types: 1 is neither 1.0 nor true."""
+    first, second = (json.dumps(content, sort_keys=True) for content in (a, b))
+    return first == second
 
 
 def check_like(content: Any, like: Any) -> None:
@@ -155,9 +164,17 @@ def _read(path: Path) -> bytes:
 
 
 def _about(content: bytes) -> Any:
-    """What `save` put beside the tensors; a number that is not finite, or larger than any there, is a ValueError."""
+    """What `save` put beside the tensors; a ValueError if it is too much to be read, or has numbers out of bounds."""
     length = int.from_bytes(content[:8], "little")
-    text = json.loads(content[8 : 8 + length])["__metadata__"]["onefold"]
+    header = content[8 : 8 + length]
+    entries = sum(map(header.count, (b"[", b"{", b",")))
+    if length > LARGEST_HEADER or entries > MOST_ENTRIES:
+        most = f"{human(LARGEST_HEADER)} and {MOST_ENTRIES:,} entries"
+        raise ValueError(f"its header has {human(length)} and {entries:,} entries, files have at most {most}")
+    outer = json.loads(header)
+    if len(outer) > MOST_TENSORS:
+        raise ValueError(f"it has {len(outer):,} tensors, files have at most {MOST_TENSORS:,}")
+    text = outer["__metadata__"]["onefold"]
     return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_bounded)
 
 

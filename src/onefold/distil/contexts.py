@@ -38,6 +38,8 @@ class AugmentedContexts:
 
     def __call__(self, x: Tensor, integers: Tensor, uniforms: Tensor) -> Tensor:
         del integers
+        if x.ndim == 3:  # grey images without an axis for it
+            return augment(x[:, None], uniforms, self.chain, self.low, self.high)[:, 0]
         return augment(x, uniforms, self.chain, self.low, self.high)
 
 

@@ -116,6 +116,12 @@ class ModelFeatures:
         z = z if self._projection is None else self._projection(z)
         return F.normalize(z, dim=1) if self.normalise else z
 
+    def scale(self, z: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """k(x, x) from what `encode` gave, without the random layer: it is ‖z‖²/D however wide, up to chance."""
+        if self.normalise:
+            return torch.ones_like(z[:, 0])
+        return z.square().sum(1) if self._projection is None else z.square().mean(1)
+
     def features(self, x: Batch) -> Float[Tensor, "n width"]:
         return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
 

@@ -32,7 +32,7 @@ from onefold.methods.csd_scorer import CSDScorer, residuals
 from onefold.methods.prior import check_kernel, empty_map, empty_standardise, feature_map, generators
 from onefold.methods.streaming import both_halves, update_recipe
 from onefold.metrics import rank_correlation
-from onefold.nets import Standardise
+from onefold.nets import Standardise, finished
 from onefold.reader import Reader
 from onefold.reservoir import Reservoir, capacity_for, scrambled
 from onefold.samples import CPU_BUDGET, HELD_OUT, Learned, Resident, Samples, hold_out, learn
@@ -120,11 +120,12 @@ class CSD(Detector, Exports):
         loss = self._distil(
             scorer, train, contexts, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
         )
+        finished(scorer, self.device)
         held = Reservoir(HELD_OUT, self.seed)
         state = Fitted(
             reader=learned.reader,
             prepare=learned.prepare,
-            scorer=scorer.eval().requires_grad_(False),
+            scorer=scorer,
             reservoir=learned.reservoir,
             held=held if aside is None else held.add(aside),
         )
@@ -160,7 +161,7 @@ class CSD(Detector, Exports):
         recipe = update_recipe(self.recipe, count)
         contexts = self._contexts(state.reader, None, state.prepare)
         loss = self._distil(scorer, train, contexts, recipe, progress=progress, seed=reservoir.seen)
-        scorer.eval().requires_grad_(False)
+        finished(scorer, self.device)
         changed = {"scorer": scorer, "reservoir": reservoir, "held": held, "about": {}}
         self._settle(replace(state, **changed), train, loss)
         return self
@@ -177,7 +178,7 @@ class CSD(Detector, Exports):
         own: Contexts = TrainContexts()
         share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
         if share > 0:
-            if not reader.has_pictures:
+            if not reader.may_be_pictures:
                 raise InputError("augmented contexts are for images; for other data give unlabelled data as context=…")
             own = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
         if extra is None:

@@ -17,7 +17,7 @@ from onefold.diagnosis import Diagnosis
 from onefold.errors import InputError
 from onefold.inputs import as_labels, as_tensor, check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators
-from onefold.nets import backbone
+from onefold.nets import backbone, finished
 from onefold.reader import Reader
 from onefold.samples import learn
 from onefold.sources import open_source
@@ -115,10 +115,11 @@ class DeepEnsemble(Detector):
         training = Training(parameters, loss, self.recipe, draws, captured=learned.samples.in_memory)
         identity = [self._settings(), targets, *named(learned.reservoir.samples).values()]
         run(training, f"ensemble of {self.members}", checkpoint=checkpoint, identity=identity, show=progress)
+        finished(scorer, self.device)
         state = Fitted(
             reader=learned.reader,
             prepare=learned.prepare,
-            scorer=scorer.eval().requires_grad_(False),
+            scorer=scorer,
             reservoir=learned.reservoir,
             about={"outputs": outputs, "regression": regression},
         )

@@ -15,6 +15,7 @@ from onefold.export import copied
 from onefold.inputs import check_seed, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.prior import FeatureMap, check_kernel, empty_map, feature_map, generators
+from onefold.nets import finished
 from onefold.reader import Reader
 from onefold.reservoir import Reservoir
 from onefold.samples import learn
@@ -78,14 +79,13 @@ class KNN(Detector, Exports):
         if len(learned.samples) < self.k:
             raise InputError(f"x has {len(learned.samples)} samples, fewer than k = {self.k}")
         features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], PRIOR_WIDTH)
-        scorer = KNNScorer(features, self.k).to(self.device)
+        scorer = KNNScorer(features, self.k)
+        finished(scorer, self.device)
         bank = Reservoir(self.bank, self.seed)
         with torch.no_grad():
             for batch in in_slices(learned.samples, self.device):
                 bank.add(scorer.features(batch))
-        state = Fitted(
-            reader=learned.reader, prepare=learned.prepare, scorer=scorer.eval(), reservoir=learned.reservoir
-        )
+        state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
         return self._settled(state, bank)
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from onefold.inputs import check_seed, map_batch, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Combine, Score, scored
 from onefold.methods.prior import FeatureMap, check_kernel, empty_map, feature_map, generators
+from onefold.nets import finished
 from onefold.reader import Reader
 from onefold.samples import HELD_OUT, learn
 from onefold.types import ArrayLike, FeatureKernel, Scores
@@ -92,10 +93,9 @@ class LastLayerGP(Detector, Exports):
         learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width)
         width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
-        scorer = GPScorer(features, width, self.score_kind).to(self.device)
-        state = Fitted(
-            reader=learned.reader, prepare=learned.prepare, scorer=scorer.eval(), reservoir=learned.reservoir
-        )
+        scorer = GPScorer(features, width, self.score_kind)
+        finished(scorer, self.device)
+        state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
         for batch in in_slices(learned.samples, self.device):
             self._absorb(scorer, batch, None)
         return self._settled(state)
@@ -156,7 +156,8 @@ class LastLayerGP(Detector, Exports):
         few = map_batch(lambda t: t[:HELD_OUT], state.reservoir.samples)
         share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
         leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
-        return torch.from_numpy((share / (1 - leverage)).clip(max=1)), torch.from_numpy(scale)
+        left_out = (share / (1 - leverage)).clip(max=1)
+        return torch.from_numpy(left_out).to(self.device), torch.from_numpy(scale).to(self.device)
 
     def _reference(self, state: Fitted) -> tuple[Scores, str, float]:
         scorer = state.scorer

@@ -90,9 +90,9 @@ class FeatureMap(nn.Module):
     def scale(self, z: Any) -> Float[Tensor, " n"]:
         """Θ(x, x), the prior variance of an encoded sample."""
         kernel = self.handed_in
-        if kernel is None or isinstance(kernel, ModelFeatures):
+        if kernel is None:
             return self.features(z).square().sum(1)
-        return kernel.diag(z)
+        return kernel.scale(z) if isinstance(kernel, ModelFeatures) else kernel.diag(z)
 
     @property
     def labels(self) -> Kernel:

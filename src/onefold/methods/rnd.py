@@ -13,7 +13,7 @@ from onefold.export import copied
 from onefold.inputs import check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators, random_network
 from onefold.methods.streaming import both_halves, update_recipe
-from onefold.nets import backbone
+from onefold.nets import backbone, finished
 from onefold.reader import Reader
 from onefold.reservoir import Reservoir
 from onefold.samples import Samples, learn
@@ -99,7 +99,7 @@ class RND(Detector, Exports):
         parameters = [p for p in scorer.predictor.parameters() if p.requires_grad]
         training = Training(parameters, loss, recipe, draws, captured=train.in_memory)
         run(training, "RND", checkpoint=checkpoint, identity=identity, show=progress)
-        scorer.eval().requires_grad_(False)
+        finished(scorer, self.device)
 
     def _settled(self, state: Fitted) -> "RND":
         self._state, self._alarm = state, None

@@ -1,6 +1,7 @@
 """Two parts of one source, chosen at random but always alike for the same seed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,23 +11,27 @@ from onefold.inputs import batch_length, map_batch
 from onefold.sources.base import Indexed, Source, check_index, spans
 from onefold.types import Batch
 
+Watch: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
+"""Hands on the batches of a pass as they come, and may show how far it is."""
+
 
 class Subset:
-    """Some samples of a source that can be read by index."""
+    """Some samples of a source that can be read by index, or with no index all of them."""
 
-    def __init__(self, source: Indexed, index: NDArray[np.int64]) -> None:
-        self.source, self.index = source, index
+    def __init__(self, source: Indexed, index: NDArray[np.int64] | None, watch: Watch = iter) -> None:
+        self.source, self.index, self.watch = source, index, watch
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.source) if self.index is None else len(self.index)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        for part in spans(len(self), size):
-            yield self.take(part)
+        if self.index is None:
+            return self.watch(self.source.batches(size))
+        return self.watch(self.take(part) for part in spans(len(self), size))
 
     def take(self, index: NDArray[np.int64]) -> Batch:
         check_index(index, len(self))
-        return self.source.take(self.index[index])
+        return self.source.take(index if self.index is None else self.index[index])
 
 
 class Sifted:
@@ -45,24 +50,34 @@ class Sifted:
 
 
 class Picked:
-    """Given samples, by sorted position, of a source that can only be read in order."""
+    """Given samples, by sorted position, of a source that can only be read in order, or with no index all of them."""
 
-    def __init__(self, source: Source, index: NDArray[np.int64]) -> None:
-        self.source, self.index = source, index
+    def __init__(self, source: Source, index: NDArray[np.int64] | None, watch: Watch = iter) -> None:
+        self.source, self.index, self.watch = source, index, watch
 
     def batches(self, size: int) -> Iterator[Batch]:
-        start = 0
-        for batch in self.source.batches(size):
-            end = start + batch_length(batch)
-            first, last = np.searchsorted(self.index, [start, end])
-            if first < last:
-                yield map_batch(lambda t, rows=self.index[first:last] - start: t[rows], batch)
-            start = end
+        batches = self.source.batches(size)
+        return self.watch(batches if self.index is None else _picked(batches, self.index))
+
+
+def _picked(batches: Iterator[Batch], index: NDArray[np.int64]) -> Iterator[Batch]:
+    start = 0
+    for batch in batches:
+        end = start + batch_length(batch)
+        first, last = np.searchsorted(index, [start, end])
+        if first < last:
+            yield map_batch(lambda t, rows=index[first:last] - start: t[rows], batch)
+        start = end
 
 
 def picked(source: Source, index: NDArray[np.int64]) -> Source:
     """The samples at these sorted positions."""
     return Subset(source, index) if isinstance(source, Indexed) else Picked(source, index)
+
+
+def watched(source: Source, watch: Watch) -> Source:
+    """The same samples, every pass over them watched."""
+    return Subset(source, None, watch) if isinstance(source, Indexed) else Picked(source, None, watch)
 
 
 def split(source: Source, share: float, seed: int) -> tuple[Source, Source]:

@@ -1,0 +1,76 @@
+"""How fitting and scoring grow with the data: vectors of 16 numbers, 1,000 to 1,000,000 rows, in one run.
+
+    python benchmarks/growth.py [--out FILE.json] [--picture FILE.png] [--most 1000000]
+
+CSD trains for a fixed number of steps, so its fit grows only by reading the data and computing its features.
+"""
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from onefold import CSD, RND, LastLayerGP
+from onefold.inputs import pick_device
+from onefold.provenance import provenance
+from onefold.store import write_json
+from onefold.train import Recipe
+
+STEPS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--most", type=int, default=1_000_000)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # nothing here is trained to the end
+    x = np.random.default_rng(0).normal(size=(options.most, 16)).astype(np.float32)
+    sizes = [n for n in (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000) if n <= options.most]
+    makers: dict[str, Any] = {
+        "CSD": lambda: CSD(recipe=Recipe(steps=STEPS, batch=64)),
+        "LastLayerGP": lambda: LastLayerGP(width=512),
+        "RND": lambda: RND(recipe=Recipe(steps=STEPS, batch=64)),
+    }
+    times: dict[str, dict[str, list[float]]] = {}
+    for name, make in makers.items():
+        make().fit(x[:1000]).score(x[:1000])  # warm up
+        times[name] = {"fit": [], "score": []}
+        for n in sizes:
+            started = time.perf_counter()
+            detector = make().fit(x[:n])
+            fitted = time.perf_counter()
+            detector.score(x[:n])
+            scored = time.perf_counter()
+            times[name]["fit"].append(fitted - started)
+            times[name]["score"].append(scored - fitted)
+            print(f"{name:12} {n:9,} rows: fit {fitted - started:7.2f} s, score {scored - fitted:7.2f} s", flush=True)
+    result = {**provenance(pick_device("auto")), "columns": 16, "steps": STEPS, "rows": sizes, "seconds": times}
+    if options.out is not None:
+        write_json(options.out, result)
+    if options.picture is not None:
+        draw(result, options.picture)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Time against rows, both logarithmic, with a line of slope one."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    for axes, what in zip(figure.subplots(1, 2, sharey=True), ("fit", "score"), strict=True):
+        rows = np.array(result["rows"])
+        for name, times in result["seconds"].items():
+            axes.plot(rows, times[what], marker="o", ms=4, label=name)
+        axes.plot(rows, result["seconds"]["LastLayerGP"][what][-1] * rows / rows[-1], ":", c="grey", label="linear")
+        axes.set(xscale="log", yscale="log", xlabel="rows", title=what)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("seconds")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Scores as a table, .csv or .parquet."""
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onefold.errors import InputError, MissingExtraError
+from onefold.store import write_bytes
+
+CHUNK = 65536  # rows that are written as text at once
+
+
+def check_table(path: Path) -> None:
+    """Refuse a file that no table can be written to, before there is one."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{path.name}: scores are written as .csv or .parquet")
+    if path.suffix == ".parquet":
+        _pyarrow()
+
+
+def write_table(path: Path, columns: dict[str, Any]) -> None:
+    """Write columns of equal length, `name` among them, whole or not at all."""
+    columns = {**columns, "name": [_encodable(name) for name in columns["name"]]}
+    write_bytes(path, _parquet(columns) if path.suffix == ".parquet" else b"".join(_csv(columns)))
+
+
+def _encodable(name: str) -> str:
+    """A file's name can hold bytes that are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _csv(columns: dict[str, Any]) -> Iterator[bytes]:
+    """Rows as text, a chunk at a time; numbers with all digits that they have, so that none is rounded."""
+    yield (",".join(columns) + "\n").encode()
+    for start in range(0, len(columns["name"]), CHUNK):
+        parts = [column[start : start + CHUNK] for column in columns.values()]
+        values = [_texts(part) if isinstance(part, np.ndarray) else part for part in parts]
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(zip(*values, strict=True))
+        yield text.getvalue().encode()
+
+
+def _texts(values: np.ndarray) -> list[str]:
+    return list(map(repr, values.tolist() if values.dtype.kind == "f" else values.astype(int).tolist()))
+
+
+def _parquet(columns: dict[str, Any]) -> bytes:
+    pyarrow = _pyarrow()
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError('.parquet needs one more package: pip install "onefold[tables]"') from None
+    return pyarrow

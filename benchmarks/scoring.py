@@ -4,7 +4,7 @@ ensembles and MC dropout.
     python benchmarks/scoring.py [--out FILE.json] [--count 10000]
 
 10,000 random images of 28 × 28 pixels. The classifier and the networks are the paper's; what they have learned does not
-matter here, and all compute in full float32. Everything is timed through the calls that a user would make, the median of
+matter here, and all compute in full float32. Everything is timed through calls that a user would make, the median of
 several rounds. MC dropout on a CPU is timed on a tenth of the images and multiplied.
 """
 

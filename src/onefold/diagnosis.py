@@ -1,13 +1,12 @@
 """What a detector should say about itself before anyone trusts it."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from onefold.errors import OnefoldWarning
+from onefold.errors import warn
 from onefold.metrics import auroc
 from onefold.types import Scores
 
@@ -47,7 +46,7 @@ class Diagnosis:
         """Say what speaks against it, as warnings."""
         for finding in self.findings:
             if finding.ok is False:
-                warnings.warn(f"{finding.name}: {finding.message}", OnefoldWarning, stacklevel=4)
+                warn(f"{finding.name}: {finding.message}")
 
 
 FLAT = 0.02  # relative spread of a variance that says nothing

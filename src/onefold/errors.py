@@ -1,5 +1,8 @@
 """What can go wrong, by name. Every message is one line that says what was found and what to do."""
 
+import sys
+import warnings
+
 
 class OnefoldError(Exception):
     """Base of every error that onefold raises on purpose."""
@@ -35,3 +38,14 @@ class MissingExtraError(OnefoldError, ImportError):
 
 class OnefoldWarning(UserWarning):
     """Something that works but should not be trusted as it is; the message has the reason."""
+
+
+def warn(message: str) -> None:
+    """Warn about the line of the user's that led here, however deep in the package the reason was found."""
+    frame, level, ours = sys._getframe(), 0, 0
+    while frame is not None:
+        level += 1
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "onefold":
+            ours = level
+        frame = frame.f_back
+    warnings.warn(message, OnefoldWarning, stacklevel=ours + 1)

@@ -1,13 +1,12 @@
 """Train samples by index: in memory where they fit, read when asked for where they do not."""
 
-import warnings
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from onefold.errors import InputError, OnefoldWarning
+from onefold.errors import InputError, warn
 from onefold.inputs import batch_length, batch_slices, batch_tensors, joined, map_batch, to_device
 from onefold.memory import available, human
 from onefold.nets import Standardise
@@ -158,11 +157,9 @@ class _Keeper:
     def kept(self) -> Batch | None:
         """The samples, or None if they have to be read again."""
         if self.part is not None and self.part.samples is not None:
-            warnings.warn(
+            warn(
                 f"the data does not fit into {human(self.limit)} and cannot be read by index: a fair sample of "
-                f"{len(self.part)} out of {self.part.seen} is used",
-                OnefoldWarning,
-                stacklevel=4,
+                f"{len(self.part)} out of {self.part.seen} is used"
             )
             return self.part.samples
         return joined(self.parts) if self.size <= self.limit else None

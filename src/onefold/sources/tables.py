@@ -1,7 +1,6 @@
 """What a table's columns hold, learned once; later rows are turned into numbers by it, or refused."""
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64
 
-from onefold.errors import InputError, OnefoldWarning
+from onefold.errors import InputError, warn
 from onefold.sources.counts import MOST_CATEGORIES, Moments, Tally
 from onefold.sources.values import Chunk, NotANumberError, to_numbers, to_text, to_texts
 
@@ -112,7 +111,7 @@ class Table:
         if not columns:
             raise InputError(f"the table has no column that can be used: {about}")
         if left_out:
-            warnings.warn(f"columns left out: {about}", OnefoldWarning, stacklevel=3)
+            warn(f"columns left out: {about}")
         return cls(tuple(columns), tuple(left_out))
 
     def codes(self, chunk: Chunk, first_row: int = 1) -> Float64[np.ndarray, "n c"]:

@@ -1,9 +1,11 @@
 """Detectors on people's own models and data: post hoc, exported, fed by streams, honest about themselves."""
 
+import contextlib
 import copy
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from test_methods import MAKERS, SHORT, SMALL, fit, pictures, vectors
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from users_models import ResNet, TextClassifier, regressor
 
 import onefold
@@ -74,6 +76,40 @@ def test_a_users_model_comes_back_exactly_as_it_was(user: str, name: str) -> Non
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values(), strict=True))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     np.testing.assert_array_equal(detector.score(query), scores)
+
+
+@pytest.mark.parametrize("name", POST_HOC)
+def test_a_model_that_works_in_place_changes_nobodys_data(name: str) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x.sub_(3).div_(2))
+
+    x = vectors(150)
+    before = x.copy()
+    detector = POST_HOC[name](InPlace()).fit(x)
+    remembered = detector.remembered
+    assert isinstance(remembered, torch.Tensor)
+    np.testing.assert_array_equal(detector.score(x), detector.score(x))
+    np.testing.assert_array_equal(x, before)
+    rows = {row.tobytes() for row in before}
+    assert all(row.numpy().tobytes() in rows for row in remembered)
+
+
+def test_a_diagnosis_shows_a_model_only_values_that_it_may_see() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small, self.fc = nn.Embedding(1000, 8), nn.Embedding(5, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.large(x[:, 0]) + self.small(x[:, 1]))
+
+    x = np.stack([np.random.default_rng(0).integers(0, high, 100) for high in (1000, 5)], 1)
+    assert np.isfinite(onefold.KNN(from_model(Tokens())).fit(x).score(x)).all()
 
 
 @pytest.mark.parametrize(("user", "width"), [("cnn", 24), ("transformer", 16), ("mlp", 32)])
@@ -237,6 +273,103 @@ def test_regressors_disagree_where_there_was_no_data() -> None:
     assert np.abs(ensemble.predict(x)[:, 0] - y).mean() < 5
     inside, outside = ensemble.score(x), ensemble.score(x + 3)
     assert np.median(outside) > 20 * np.median(inside)
+
+
+def test_sorted_data_gives_the_same_statistics_as_shuffled() -> None:
+    x = np.concatenate([0.05 * vectors(1500, 3), 3 * vectors(1500, 3, seed=1) + 6])
+    shuffled = x[np.random.default_rng(0).permutation(3000)]
+    fresh = np.concatenate([0.05 * vectors(300, 3, seed=2), 3 * vectors(300, 3, seed=3) + 6])
+    means = []
+    for data in (x, shuffled):
+        gp = onefold.LastLayerGP(width=256).fit(data)
+        assert gp.diagnose(fresh, show=False)["likeness"].ok
+        means.append(float(gp._fitted().scorer.combine.std[0]))  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+    assert means[0] == pytest.approx(means[1], rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
+def test_what_fails_loses_nothing(name: str) -> None:
+    detector, x = fit(name, vectors(200)).calibrate(vectors(50, seed=1)), vectors(40, seed=2)
+    before, threshold = detector.score(x), detector.threshold
+    bad = vectors(300).copy()
+    bad[299] = np.nan  # found late
+    for verb in (detector.fit, detector.update, lambda data: detector.calibrate(data, 0.1)):
+        with pytest.raises(InputError):
+            verb(bad)
+    np.testing.assert_array_equal(detector.score(x), before)
+    assert detector.threshold == threshold
+    with warnings.catch_warnings():  # not even a warning that somebody turned into an error comes half-way
+        warnings.simplefilter("error")
+        with contextlib.suppress(OnefoldWarning):
+            detector.fit(np.ones((200, 5)))
+    assert np.isfinite(detector.score(x)).all()
+
+
+def test_samples_that_were_held_out_are_never_trained_on() -> None:
+    csd = fit("CSD", vectors(300))
+    state = csd._fitted()
+    held, remembered = ({row.numpy().tobytes() for row in m.samples} for m in (state.held, state.reservoir))
+    assert len(held) == 30
+    assert len(remembered) == 270
+    assert not held & remembered
+
+
+def test_a_checkpoint_belongs_to_its_context(tmp_path: Path) -> None:
+    path = tmp_path / "c.ckpt"
+    MAKERS["CSD"]().fit(vectors(), checkpoint=path)
+    with pytest.raises(onefold.OnefoldError, match="other data or settings"):
+        MAKERS["CSD"]().fit(vectors(), context=vectors(seed=1), checkpoint=path)
+
+
+def test_whole_numbers_can_be_targets_and_loaders_bring_labels() -> None:
+    x, prices = vectors(100), np.random.default_rng(0).integers(1000, 2000, 100).astype(float)
+    with pytest.raises(InputError, match="class label"):
+        MAKERS["DeepEnsemble"]().fit(x, prices)
+    assert MAKERS["DeepEnsemble"](task="regression").fit(x, prices).predict(x).shape == (100, 1)
+    loader = DataLoader(Pairs(x), batch_size=16)
+    np.testing.assert_array_equal(
+        MAKERS["DeepEnsemble"]().fit(loader).score(x), MAKERS["DeepEnsemble"]().fit(x, np.arange(100) % 3).score(x)
+    )
+
+
+def test_tables_pixels_and_one_shot_streams_for_models(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("a,b,c,d,e\n" + "\n".join(",".join(map(str, row)) for row in vectors(60)))
+    net = regressor()
+    found = onefold.KNN(from_model(net)).fit(tmp_path / "n.csv").score(tmp_path / "n.csv")
+    np.testing.assert_allclose(found, onefold.KNN(from_model(net)).fit(vectors(60)).score(vectors(60)), atol=1e-6)
+    (tmp_path / "w.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
+    with pytest.raises(InputError, match="words or gaps"):
+        onefold.KNN(from_model(net)).fit(tmp_path / "w.csv")
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = ResNet()
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            assert image.max() <= 1
+            return self.net(image)
+
+    images = {"image": pictures(30, 1, 12, 12)}
+    assert np.isfinite(onefold.KNN(from_model(Named())).fit(images).score(images)).all()
+
+    class Once(IterableDataset):
+        def __init__(self) -> None:
+            self.rows = iter(vectors(50))
+
+        def __iter__(self) -> Any:
+            return self.rows
+
+    for source in (Once(), DataLoader(Once(), batch_size=10)):
+        with pytest.raises(InputError, match="can be read only once"):
+            onefold.KNN().fit(source)
+
+
+def test_without_samples_a_diagnosis_says_less(tmp_path: Path) -> None:
+    for name in ("CSD", "KNN", "LastLayerGP"):
+        fit(name, vectors(150)).save(tmp_path / name, samples=False)
+        detector = onefold.load(tmp_path / name).calibrate(vectors(60, seed=1))
+        assert "likeness" not in [finding.name for finding in detector.diagnose(vectors(60, seed=1), show=False)]
 
 
 # --- exported ---------------------------------------------------------------------------------------------------------

@@ -52,6 +52,36 @@ def test_a_half_life_halves_the_chance() -> None:
         Reservoir(5, 0).add(numbers(0, 3), half_life=0)
 
 
+def test_a_half_life_forgets_even_where_there_is_room() -> None:
+    reservoir = Reservoir(10_000, 0).add(numbers(0, 2000))
+    assert len(reservoir) == 2000
+    reservoir.add(numbers(2000, 4000), half_life=100)
+    assert len(reservoir) == 145  # 100 / ln 2: what the weights of an endless stream add up to
+    assert (kept(reservoir) >= 2000).all()
+
+
+def test_a_fair_part_is_not_the_oldest() -> None:
+    reservoir = Reservoir(1000, 0).add(numbers(0, 1000))
+    few = reservoir.few(200)
+    assert isinstance(few, torch.Tensor)
+    assert 400 < few.double().mean() < 600
+
+
+def test_samples_can_be_forgotten_by_value() -> None:
+    reservoir = Reservoir(100, 0).add(numbers(0, 50)).without(numbers(10, 20))
+    np.testing.assert_array_equal(kept(reservoir), [*range(10), *range(20, 50)])
+    assert len(reservoir.keys) == 40
+
+
+def test_a_large_memory_fills_in_linear_time() -> None:
+    """No part is touched again while there is room (adding one by one used to take quadratic time)."""
+    reservoir = Reservoir(10**7, 0)
+    for start in range(0, 200_000, 100):
+        reservoir.add(numbers(start, start + 100))
+    assert len(reservoir._parts) == 2000
+    np.testing.assert_array_equal(kept(reservoir), np.arange(200_000))
+
+
 def test_long_streams_with_forgetting_stay_finite() -> None:
     reservoir = Reservoir(8, 0)
     for start in range(0, 100_000, 1000):
@@ -76,9 +106,9 @@ def test_dicts_are_kept_together() -> None:
     assert torch.equal(2 * samples["a"], samples["b"])
 
 
-def test_scrambling_keeps_the_values_of_a_sample_but_not_their_places() -> None:
-    x = torch.arange(60.0).reshape(3, 4, 5)
+def test_scrambling_takes_every_value_from_its_own_place() -> None:
+    x = torch.arange(60.0).reshape(5, 4, 3)
     y = scrambled(x, 0)
     assert isinstance(y, torch.Tensor)
-    assert torch.equal(y.flatten(1).sort(1).values, x.flatten(1))
+    assert torch.equal(y.sort(0).values, x)
     assert not torch.equal(x, y)

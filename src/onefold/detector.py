@@ -47,6 +47,11 @@ class Fitted:
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def familiar(self) -> Reservoir:
+        """Familiar samples to take statistics of: those that no training saw, if there are any."""
+        return self.held if self.held.samples is not None else self.reservoir
+
+    @property
     def memories(self) -> dict[str, Reservoir]:
         return {"reservoir": self.reservoir, "held": self.held}
 
@@ -91,10 +96,10 @@ class Detector(ABC):
         """
         check_rate(fpr)
         scores = self.score(x_val)
-        self._alarm = Alarm(scores, fpr, self.seed)
-        state = self._fitted()
-        if state.held.samples is not None or state.reservoir.samples is not None:
-            Diagnosis((self._likeness(state, scores),)).warn()
+        alarm = Alarm(scores, fpr, self.seed)
+        diagnosis = Diagnosis(tuple(self._likeness(self._fitted(), scores)))
+        self._alarm = alarm
+        diagnosis.warn()
         return self
 
     def pvalue(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -131,7 +136,7 @@ class Detector(ABC):
         state = self._fitted()
         findings = [*self._checks(state), *self._information(state)]
         if x_val is not None:
-            findings.append(self._likeness(state, self.score(x_val)))
+            findings += self._likeness(state, self.score(x_val))
         diagnosis = Diagnosis(tuple(findings))
         if show:
             print(diagnosis)
@@ -215,22 +220,31 @@ class Detector(ABC):
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # the same numbers on every device
             return kernel(batch, batch).detach().double().cpu()
 
-    def _likeness(self, state: Fitted, scores: Scores) -> Finding:
-        return likeness(*self._reference(state), scores)
+    def _likeness(self, state: Fitted, scores: Scores) -> list[Finding]:
+        """Whether other familiar data looks like what is remembered, if anything is."""
+        reference = self._reference(state)
+        return [] if reference is None else [likeness(*reference, scores)]
 
-    def _reference(self, state: Fitted) -> tuple[Scores, str, float]:
+    def _reference(self, state: Fitted) -> tuple[Scores, str, float] | None:
         """Scores that familiar samples should have, what they are scores of, and how much stranger others may look."""
         if state.held.samples is not None:
             return self._over(state, _score, state.held.samples), "those held out by the fit", 0.1
-        assert state.reservoir.samples is not None
+        if state.reservoir.samples is None:
+            return None
         return self._over(state, _score, state.reservoir.samples), "train samples", 0.49  # fitted to, so more familiar
+
+    def _became(self, state: Fitted) -> None:
+        """Replace what was there, once everything about the new state is known to be computable."""
+        diagnosis = Diagnosis(tuple(self._checks(state)))
+        self._state, self._alarm = state, None
+        diagnosis.warn()
 
     def _checks(self, state: Fitted) -> list[Finding]:
         """What must hold: here, that the scores tell familiar samples from scrambled ones, or from each other."""
-        memory = state.held if state.held.samples is not None else state.reservoir
+        memory = state.familiar
         if memory.samples is None:
             return []
-        few = map_batch(lambda t: t[:EXAMINED], memory.samples)
+        few = memory.few(EXAMINED)
         return [signal(self._over(state, self._measure, joined([few, scrambled(few, self.seed)])))]
 
     def _information(self, state: Fitted) -> list[Finding]:

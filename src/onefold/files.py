@@ -157,7 +157,7 @@ def _memories(contents: Any, tensors: dict[str, Tensor], reader: Reader) -> dict
         if memory.capacity > CAPACITIES[name]:
             raise FileError("damaged, it remembers more samples than any detector")
         if memory.samples is not None:
-            memory.samples = _checked(memory.samples, reader)
+            memory.arranged(_checked(memory.samples, reader))
     return memories
 
 

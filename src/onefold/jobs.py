@@ -214,13 +214,13 @@ def _detector(job: FitJob, net: ExportedProgram | None) -> Any:
 
 def _check_places(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) -> None:
     """Find out now, not after an hour, that a file cannot be written, or that it would replace what is read."""
-    taken = {Path(given).resolve(): str(given) for given in inputs if given is not None}
+    taken = {Path(given).resolve() for given in inputs if given is not None}
     for path in outputs:
         if path.is_dir():
             raise InputError(f"{path} is a folder: name a file")
         if path.resolve() in taken:
             raise InputError(f"{path} is read and written by this command: write to another file")
-        taken[path.resolve()] = str(path)
+        taken.add(path.resolve())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

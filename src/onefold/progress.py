@@ -40,19 +40,19 @@ def tidied() -> Iterator[None]:
     glibc keeps freed blocks, and torch's aligned ones rarely fit into the holes: over gigabytes of images, the holes
     would grow to several times what is in use. Nothing is done where there is another C library.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    trim = malloc_trim()
     if trim is None:
         yield
         return
     over = threading.Event()
 
     def tidy() -> None:
-        low = _resident()
+        low = resident()
         while not over.wait(INTERVAL):
-            if _resident() > low + HOLES:
+            if resident() > low + HOLES:
                 trim(0)
-                low = _resident()
-            low = min(low, _resident())
+                low = resident()
+            low = min(low, resident())
 
     thread = threading.Thread(target=tidy, name="onefold-tidy", daemon=True)
     thread.start()
@@ -63,7 +63,12 @@ def tidied() -> Iterator[None]:
         thread.join()
 
 
-def _resident() -> int:
+def malloc_trim() -> Callable[[int], int] | None:
+    """glibc's, which returns freed pages to the system; None with another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def resident() -> int:
     """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 

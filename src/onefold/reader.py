@@ -57,7 +57,12 @@ class Reader:
         assert isinstance(raw, Tensor)
         shape = {"x": tuple(raw.shape[1:])}
         if isinstance(form, Table):
-            return cls("table", shape, {"x": "float64"}, form=form)
+            if as_given and any(column.kind != "number" or column.missing for column in form.columns):
+                raise InputError(
+                    f"{name} is a table with words or gaps, which no model takes as they are: encode it first"
+                )
+            kind, dtype = ("as given", "float32") if as_given else ("table", "float64")
+            return cls(kind, shape, {"x": dtype}, form=form)
         if as_given and raw.dtype != torch.uint8 and raw.ndim > 1:
             return cls("as given", shape, {"x": _dtype(raw, as_given=True)})
         _check_axes(raw, name)
@@ -92,7 +97,7 @@ class Reader:
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of a prepared sample: (D,) for vectors, (C, H, W) for images."""
         shape = self.shapes["x"]
-        if isinstance(self.form, Table):
+        if self.kind == "table" and isinstance(self.form, Table):
             return (TableEncoder(self.form).width,)
         if self.kind != "images":
             return shape
@@ -103,9 +108,9 @@ class Reader:
     @property
     def has_pictures(self) -> bool:
         """Prepared samples can be augmented as images."""
-        return self.kind == "images" or (
-            self.kind == "as given" and len(self.shapes["x"]) == 3 and self.dtypes["x"] in ("float32", "uint8")
-        )
+        shape = self.shapes.get("x", ())
+        given = self.kind == "as given" and self.dtypes["x"] == "float32"
+        return self.kind == "images" or (given and len(shape) == 3 and shape[0] in CHANNEL_COUNTS)
 
     @property
     def may_be_pictures(self) -> bool:
@@ -178,7 +183,8 @@ class Reader:
         if self.kind == "table":
             return isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float64"
         if self.kind == "as given":
-            return self.form is None and dtype in ("float32", "int64", "bool")
+            table = isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float32"
+            return table or (self.form is None and dtype in ("float32", "int64", "bool"))
         if isinstance(self.form, Picture):
             picture = (self.form.channels, self.form.height, self.form.width)
             return self.kind == "images" and shape == picture and dtype == "uint8"
@@ -209,7 +215,8 @@ class Prepare(nn.Module):
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self.reader = reader
-        self.encoder = TableEncoder(reader.form) if isinstance(reader.form, Table) else None
+        table = reader.form if reader.kind == "table" else None
+        self.encoder = TableEncoder(table) if isinstance(table, Table) else None
 
     def forward(self, raw: Any) -> Any:
         if self.encoder is not None:

@@ -149,7 +149,7 @@ class _Keeper:
         if self.size <= self.limit or self.again:
             self.parts = [*self.parts, raw] if self.size <= self.limit else []
             return
-        self.part = Reservoir(sum(map(batch_length, self.parts)) or 1, self.seed)
+        self.part = Reservoir(capacity_for(raw, 10**9, self.limit), self.seed)
         for part in [*self.parts, raw]:
             self.part.add(part)
         self.parts = []

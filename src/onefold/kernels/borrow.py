@@ -41,11 +41,14 @@ def call(net: nn.Module, x: Batch) -> Any:
 
 
 def to_model(net: nn.Module, x: Batch) -> Batch:
-    """The batch on the model's device, floating-point tensors in the model's precision."""
+    """A copy of the batch on the model's device, floating-point tensors in the model's precision.
+
+    A copy, because a model may work in place, and what it is shown is the user's data or the detector's memory.
+    """
     first = next(net.parameters(), None)
     if first is None:
-        return x
-    return map_batch(lambda t: t.to(first.device, first.dtype if t.is_floating_point() else None), x)
+        return map_batch(lambda t: t.clone(), x)
+    return map_batch(lambda t: t.to(first.device, first.dtype if t.is_floating_point() else None, copy=True), x)
 
 
 def find_layer(net: nn.Module, name: str) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onefold.detector import EXAMINED, Detector, Exports, Fitted
-from onefold.diagnosis import Diagnosis, Finding, agreement, convergence, familiarity
+from onefold.diagnosis import Finding, agreement, convergence, familiarity
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -77,7 +77,7 @@ class CSD(Detector, Exports):
             raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, Kernel)
         self.kernel = kernel
-        self.augment = augment
+        self.augment = None if augment is None else float(augment)
         self.score_kind: Score = score
         self.recipe = recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100)
         self.architecture = architecture or Architecture()
@@ -106,7 +106,8 @@ class CSD(Detector, Exports):
         train, aside = learned.samples, None
         if self.score_kind == "combined":
             train, aside = hold_out(learned.samples, self.seed, self.device)
-        contexts = self._contexts(learned.reader, context, learned.prepare)
+        extra = self._extra(learned.reader, context)
+        contexts = self._contexts(learned.reader, extra, learned.prepare)
         scorer = self._scorer(learned, train)
         identity = [
             asdict(self.recipe),
@@ -117,6 +118,7 @@ class CSD(Detector, Exports):
             len(train),
         ]
         identity += [*named(learned.reservoir.samples).values(), *named(aside).values()]
+        identity += [] if extra is None else [extra.seen, *named(extra.samples).values()]
         loss = self._distil(
             scorer, train, contexts, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
         )
@@ -126,17 +128,24 @@ class CSD(Detector, Exports):
             reader=learned.reader,
             prepare=learned.prepare,
             scorer=scorer,
-            reservoir=learned.reservoir,
+            reservoir=learned.reservoir.without(aside),
             held=held if aside is None else held.add(aside),
         )
         self._settle(state, train, loss)
         return self
 
-    def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "CSD":
+    def update(
+        self,
+        x: ArrayLike,
+        *,
+        context: ArrayLike | None = None,
+        half_life: float | None = None,
+        progress: bool | None = None,
+    ) -> "CSD":
         """Take in more data as it comes, in bounded memory: a few steps on it and on what is remembered of the rest.
 
         With `half_life`, old samples are forgotten: one that came so many samples ago is half as likely to be
-        remembered. The threshold has to be calibrated again.
+        remembered. `context` is as in `fit`, for these steps. The threshold has to be calibrated again.
         """
         state = self._fitted()
         reservoir, held = state.reservoir.copy(), state.held.copy()
@@ -148,7 +157,7 @@ class CSD(Detector, Exports):
             )
             count += size
             if aside.any():
-                held.add(map_batch(lambda t, aside=aside: t[aside], raw), half_life)
+                held.add(map_batch(lambda t, aside=aside: t[aside], raw), half_life and half_life / 10)
             if not aside.all():
                 kept = map_batch(lambda t, aside=aside: t[~aside], raw)
                 reservoir.add(kept, half_life)
@@ -159,7 +168,7 @@ class CSD(Detector, Exports):
         for tower in (scorer.model.phi, scorer.model.psi):
             tower.requires_grad_(True)
         recipe = update_recipe(self.recipe, count)
-        contexts = self._contexts(state.reader, None, state.prepare)
+        contexts = self._contexts(state.reader, self._extra(state.reader, context), state.prepare)
         loss = self._distil(scorer, train, contexts, recipe, progress=progress, seed=reservoir.seen)
         finished(scorer, self.device)
         changed = {"scorer": scorer, "reservoir": reservoir, "held": held, "about": {}}
@@ -174,23 +183,25 @@ class CSD(Detector, Exports):
         """The variance as a share of its prior, 1 − g(x, x)/Θ(x, x): free of the scale of the features."""
         return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
 
-    def _contexts(self, reader: Reader, extra: ArrayLike | None, prepare: nn.Module) -> Contexts:
+    def _contexts(self, reader: Reader, extra: Reservoir | None, prepare: nn.Module) -> Contexts:
         own: Contexts = TrainContexts()
         share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
         if share > 0:
             if not reader.may_be_pictures:
                 raise InputError("augmented contexts are for images; for other data give unlabelled data as context=…")
             own = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
-        if extra is None:
+        if extra is None or extra.samples is None:
             return own
+        raw = map_batch(lambda t: t.to(self.device), extra.samples)
+        return Mixture((own, ExtraContexts(Resident(raw, prepare))), (0.5, 0.5))
+
+    def _extra(self, reader: Reader, context: ArrayLike | None) -> Reservoir | None:
+        """Unlabelled data of the target domain, or a fair part of it."""
         memory: Reservoir | None = None
-        for raw in reader.batches(extra, "context"):
+        for raw in () if context is None else reader.batches(context, "context"):
             memory = memory or Reservoir(capacity_for(raw, 10**9, CPU_BUDGET), self.seed)
             memory.add(raw)
-        assert memory is not None
-        assert memory.samples is not None
-        raw = map_batch(lambda t: t.to(self.device), memory.samples)
-        return Mixture((own, ExtraContexts(Resident(raw, prepare))), (0.5, 0.5))
+        return memory
 
     def _scorer(self, learned: Learned, train: Samples) -> CSDScorer:
         prior_stream, model_stream = generators(self.seed, 3)[:2]
@@ -217,7 +228,11 @@ class CSD(Detector, Exports):
     ) -> float:
         if self.kernel is not None and checkpoint is not None:  # three digits: threads and devices round differently
             few = train[torch.arange(min(8, len(train)), device=self.device)]
-            identity = [*identity, f"{float(self.kernel(few, few).double().sum()):.2e}"]
+            identity = [
+                *identity,
+                getattr(self.kernel, "settings", None),
+                f"{float(self.kernel(few, few).double().sum()):.2e}",
+            ]
         draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
         given = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
         encode = scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None
@@ -232,32 +247,28 @@ class CSD(Detector, Exports):
         """Take the statistics of the combined score, look at the result, and only then replace what was there."""
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
-        memory = state.held if state.held.samples is not None else state.reservoir
-        assert memory.samples is not None
-        few = map_batch(lambda t: t[:HELD_OUT], memory.samples)
+        few = state.familiar.few(HELD_OUT)
         relative, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
         scorer.combine.learn(torch.from_numpy(relative), torch.from_numpy(scale))
         state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
-        self._state, self._alarm = state, None
-        Diagnosis(tuple(self._checks(state))).warn()
+        self._became(state)
 
     def _checks(self, state: Fitted) -> list[Finding]:
         """What can be said without other data."""
         findings = [*super()._checks(state), convergence(state.about["explained"])]
         if state.reservoir.samples is not None:
-            few = map_batch(lambda t: t[:EXAMINED], state.reservoir.samples)
-            train = self._over(state, lambda s, b: s.relative(b), few)
+            train = self._over(state, lambda s, b: s.relative(b), state.reservoir.few(EXAMINED))
             findings.append(familiarity(train, state.about["dissimilarity"]))
         return findings
 
     @torch.no_grad()
     def _information(self, state: Fitted) -> list[Finding]:
         """Rank agreement with the closed form on familiar and scrambled samples."""
-        scorer, memory = state.scorer, state.held if state.held.samples is not None else state.reservoir
+        scorer, memory = state.scorer, state.familiar
         assert isinstance(scorer, CSDScorer)
         if memory.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
             return []
-        few = map_batch(lambda t: t[:EXAMINED], memory.samples)
+        few = memory.few(EXAMINED)
         queries = joined([few, scrambled(few, self.seed)])
         known, asked = (
             torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in self._prepared(state, raw)])

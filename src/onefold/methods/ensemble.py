@@ -13,7 +13,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.detector import Detector, Fitted
-from onefold.diagnosis import Diagnosis
 from onefold.errors import InputError
 from onefold.inputs import as_labels, as_tensor, check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators
@@ -25,6 +24,8 @@ from onefold.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
 
 Disagreement: TypeAlias = Literal["mutual_information", "entropy", "variance"]
+Task: TypeAlias = Literal["auto", "classification", "regression"]
+TASKS: tuple[Task, ...] = ("auto", "classification", "regression")
 
 
 class EnsembleScorer(nn.Module):
@@ -52,8 +53,8 @@ class EnsembleScorer(nn.Module):
 class DeepEnsemble(Detector):
     """M networks from independent initialisations, each on its own minibatches, trained together.
 
-    Whole-number labels 0, 1, 2 … make classifiers, which disagree by `score`; other targets make regressors, which
-    disagree by their variance.
+    Whole-number labels 0, 1, 2 … make classifiers, which disagree by `score`; other targets, or task="regression", make
+    regressors, which disagree by their variance.
     """
 
     about_like: ClassVar[dict[str, Any]] = {"outputs": 0, "regression": False}
@@ -65,6 +66,7 @@ class DeepEnsemble(Detector):
         channels: tuple[int, ...] = (32, 64),
         hidden: tuple[int, ...] = (256, 256),
         score: Disagreement = "mutual_information",
+        task: Task = "auto",
         recipe: Recipe | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -73,7 +75,10 @@ class DeepEnsemble(Detector):
             raise InputError(f"an ensemble needs at least 2 members, not {members}")
         if score not in _DISAGREEMENTS:
             raise InputError(f"score is one of {', '.join(_DISAGREEMENTS)}, not {score!r}")
+        if task not in TASKS:
+            raise InputError(f"task is one of {', '.join(TASKS)}, not {task!r}")
         self.kernel = None
+        self.task: Task = task
         self.members, self.channels, self.hidden = members, channels, hidden
         self.score_kind: Disagreement = score
         self.recipe = recipe or Recipe(steps=2000)
@@ -90,7 +95,7 @@ class DeepEnsemble(Detector):
     ) -> "DeepEnsemble":
         """Train on samples and class labels 0, 1, 2 …, or real targets; a Dataset of pairs brings its own."""
         learned = learn(x, self.device, self.seed)
-        targets, regression = as_targets(labels_of(x) if y is None else y, len(learned.samples))
+        targets, regression = as_targets(labels_of(x) if y is None else y, len(learned.samples), self.task)
         targets = targets.to(self.device)
         outputs = targets.shape[1] if regression else int(targets.max()) + 1
         scorer = self._scorer(
@@ -123,8 +128,7 @@ class DeepEnsemble(Detector):
             reservoir=learned.reservoir,
             about={"outputs": outputs, "regression": regression},
         )
-        self._state, self._alarm = state, None
-        Diagnosis(tuple(self._checks(state))).warn()
+        self._became(state)
         return self
 
     def probabilities(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -158,7 +162,8 @@ class DeepEnsemble(Detector):
     def _settings(self) -> dict[str, Any]:
         sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
         return {
-            "members": self.members, **sizes, "score": self.score_kind,
+            "members": self.members,
+            "task": self.task, **sizes, "score": self.score_kind,
             "recipe": asdict(self.recipe), "seed": self.seed,
         }  # fmt: skip
 
@@ -183,10 +188,11 @@ def labels_of(x: ArrayLike) -> Tensor:
     return labels
 
 
-def as_targets(y: ArrayLike, n: int) -> tuple[Tensor, bool]:
+def as_targets(y: ArrayLike, n: int, task: Task) -> tuple[Tensor, bool]:
     """Class labels as int64 [N], or real targets as float32 [N, outputs] and True."""
     given = as_tensor(y, "y")
-    if given.is_floating_point() and not torch.equal(given, given.round()):
+    fractions = given.is_floating_point() and not torch.equal(given, given.round())
+    if task == "regression" or (task == "auto" and fractions):
         targets = given.float().reshape(len(given), -1)
         if len(targets) != n or not targets.isfinite().all():
             raise InputError(f"y has shape {tuple(given.shape)}: a finite target for each of the {n} samples is needed")

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.detector import Detector, Exports, Fitted
-from onefold.diagnosis import Diagnosis
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.export import copied
@@ -110,8 +109,7 @@ class KNN(Detector, Exports):
             raise InputError("the features of the train data are NaN, infinite, or all zero (is the data constant?)")
         scorer.bank, scorer.keys = bank.samples.to(self.device), torch.from_numpy(bank.keys)
         state.about["bank"] = bank.to_json()
-        self._state, self._alarm = state, None
-        Diagnosis(tuple(self._checks(state))).warn()
+        self._became(state)
         return self
 
     def _settings(self) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.detector import Detector, Exports, Fitted
-from onefold.diagnosis import Diagnosis
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.export import copied
-from onefold.inputs import check_seed, map_batch, pick_device
+from onefold.inputs import check_seed, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Combine, Score, scored
 from onefold.methods.prior import FeatureMap, check_kernel, empty_map, feature_map, generators
@@ -143,23 +142,23 @@ class LastLayerGP(Detector, Exports):
         noise = self.noise * float(scorer.count) / len(scorer.gram)
         scorer.root.copy_(PrimalGP.of(scorer.gram, noise).root)
         state.about["noise"] = noise
-        self._state, self._alarm = state, None
         if state.reservoir.samples is not None:
             scorer.combine.learn(*self._left_out(state))
-        Diagnosis(tuple(self._checks(state))).warn()
+        self._became(state)
         return self
 
     @torch.no_grad()
     def _left_out(self, state: Fitted) -> tuple[Tensor, Tensor]:
         """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
-        assert state.reservoir.samples is not None
-        few = map_batch(lambda t: t[:HELD_OUT], state.reservoir.samples)
+        few = state.reservoir.few(HELD_OUT)
         share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
         leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
         left_out = (share / (1 - leverage)).clip(max=1)
         return torch.from_numpy(left_out).to(self.device), torch.from_numpy(scale).to(self.device)
 
-    def _reference(self, state: Fitted) -> tuple[Scores, str, float]:
+    def _reference(self, state: Fitted) -> tuple[Scores, str, float] | None:
+        if state.reservoir.samples is None:
+            return None
         scorer = state.scorer
         assert isinstance(scorer, GPScorer)
         scores = scored(self.score_kind, scorer.combine, *self._left_out(state))

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Generator, Tensor, nn
 
 from onefold.detector import Detector, Exports, Fitted
-from onefold.diagnosis import Diagnosis
 from onefold.export import copied
 from onefold.inputs import check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators, random_network
@@ -102,8 +101,7 @@ class RND(Detector, Exports):
         finished(scorer, self.device)
 
     def _settled(self, state: Fitted) -> "RND":
-        self._state, self._alarm = state, None
-        Diagnosis(tuple(self._checks(state))).warn()
+        self._became(state)
         return self
 
     def _scorer(self, shape: tuple[int, ...], first: nn.Module, streams: Sequence[Generator | None]) -> RNDScorer:

@@ -53,7 +53,7 @@ class NamedSource:
 
 
 def named_tensors(x: Mapping[Any, Any], name: str) -> dict[str, Tensor]:
-    """Named arrays as tensors of one length: whole numbers as int64, others as float32, truth values as they are."""
+    """Named arrays as tensors of one length: whole numbers as int64, bytes and truth values as they are."""
     if not x:
         raise InputError(f"{name} is an empty dict: at least one named array is needed")
     if odd := [key for key in x if not isinstance(key, str)]:
@@ -71,6 +71,6 @@ def _named(value: Any, name: str) -> Tensor:
             raise InputError(f"{name} has the value {value.max()}: whole numbers must fit int64")
         value = value.astype(np.int64)  # token numbers, which as_tensor would turn into floats
     tensor = as_tensor(value, name)
-    if tensor.dtype == torch.bool:
+    if tensor.dtype in (torch.bool, torch.uint8):  # a mask; pixels, which become [0, 1] later
         return tensor
     return tensor.float() if tensor.is_floating_point() else tensor.long()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from onefold.errors import InputError
 from onefold.inputs import as_array, as_tensor
@@ -56,8 +57,14 @@ class LoaderSource:
     """
 
     def __init__(self, loader: Iterable[Any], name: str = "x") -> None:
+        _refuse_one_shot(getattr(loader, "dataset", None), name)
         self.loader = loader
         self._name = name
+
+    def labels(self) -> Tensor | None:
+        """The second entries of all batches, if they have any; in the loader's order, so it must not shuffle."""
+        parts = [item[1] for item in self.loader if isinstance(item, list | tuple) and len(item) > 1]
+        return torch.cat([torch.as_tensor(part) for part in parts]) if parts else None
 
     def batches(self, size: int) -> Iterator[Batch]:
         check_size(size)
@@ -73,6 +80,7 @@ class StreamSource:
     """An IterableDataset: its items, put together to batches, in the order in which it gives them."""
 
     def __init__(self, dataset: Iterable[Any], name: str = "x") -> None:
+        _refuse_one_shot(dataset, name)
         self.dataset = dataset
         self._name = name
 
@@ -85,6 +93,12 @@ class StreamSource:
             yield _collate([first_of(item) for item in part], self._name)
         if empty:
             raise InputError(f"{self._name}: the data set gives no items")
+
+
+def _refuse_one_shot(dataset: Any, name: str) -> None:
+    """Data is read more than once: what gives the same iterator again would be short of what it has given."""
+    if isinstance(dataset, IterableDataset) and iter(dataset) is iter(dataset):
+        raise InputError(f"{name} can be read only once: let its __iter__ begin anew each time")
 
 
 def first_of(item: Any) -> Any:

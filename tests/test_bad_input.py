@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils.data import TensorDataset
 
 import onefold
 from onefold import cli
@@ -17,11 +16,13 @@ from onefold.distil import Architecture, TrainContexts, contextual_limit, distil
 from onefold.distil.wide import _largest_eigenvalue
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError, TrainingError
 from onefold.exact import PrimalGP, ntk_gp, reference_ensemble
-from onefold.inputs import Reader, check_seed
+from onefold.inputs import check_seed
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import accuracy, rank_correlation
 from onefold.nets import NTKMLP, Residual, Standardise, backbone
+from onefold.reader import Reader
+from onefold.samples import learn
 from onefold.store import fingerprint
 from onefold.train import Recipe, Training
 
@@ -35,21 +36,26 @@ def vectors(n: int = 40, d: int = 4) -> np.ndarray:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+def learned(x: Any) -> tuple[Reader, Tensor]:
+    """The form of the data, and all of it as networks see it."""
+    found = learn(x, torch.device("cpu"), 0)
+    return found.reader, found.samples[torch.arange(len(found.samples))]
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (TensorDataset(torch.zeros(4, 3)), "x is a TensorDataset"),
         (np.ma.masked_array(vectors(), vectors() > 2), "masked values"),
         ([torch.zeros(2, requires_grad=True), torch.zeros(3)], "ragged or mixed"),
         (torch.zeros(3, 3).to_sparse(), "sparse"),
         (torch.zeros(3, 3, device="meta"), "plain real numbers"),
-        ("digits", "x is a str"),
+        ("digits", "digits does not exist"),
         (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "numbers are needed"),
     ],
 )
 def test_what_is_not_numbers_is_refused(x: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Reader.learn(x)
+        learned(x)
 
 
 @pytest.mark.parametrize(
@@ -67,29 +73,30 @@ def test_what_is_not_numbers_is_refused(x: object, message: str) -> None:
 )
 def test_unusual_arrays_are_read_right(make) -> None:
     x = vectors()
-    np.testing.assert_allclose(Reader.learn(make(x))[1].numpy(), x, rtol=1e-6)
+    np.testing.assert_allclose(learned(make(x))[1].numpy(), x, rtol=1e-6)
 
 
 def test_read_only_and_reversed_slices_are_read_right() -> None:
     x = vectors()
     x.flags.writeable = False
-    reader, data = Reader.learn(x)
+    reader, data = learned(x)
     np.testing.assert_array_equal(data.numpy(), x)
-    np.testing.assert_array_equal(reader.read(x[::-1][:1]).numpy(), x[-1:])
+    (batch,) = reader.batches(x[::-1][:1])
+    np.testing.assert_array_equal(np.asarray(batch), x[-1:])
     large = np.full((2, 2), 2**63 + 5, dtype=np.uint64)
-    assert float(Reader.learn(large)[1].min()) == pytest.approx(2**63, rel=1e-6)
+    assert float(learned(large)[1].min()) == pytest.approx(2**63, rel=1e-6)
 
 
 def test_images_are_understood_in_three_layouts() -> None:
     colours = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
-    reader, data = Reader.learn(colours)
+    reader, data = learned(colours)
     assert reader.sample_shape == (3, 6, 5)
     np.testing.assert_allclose(data.numpy(), colours.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
-    assert Reader.learn(colours.transpose(0, 3, 1, 2))[0].sample_shape == (3, 6, 5)
-    assert Reader.learn(colours[..., 0])[0].sample_shape == (1, 6, 5)
-    assert Reader.learn(np.zeros((4, 6, 42, 42)))[0].sample_shape == (6, 42, 42)
+    assert learned(colours.transpose(0, 3, 1, 2))[0].sample_shape == (3, 6, 5)
+    assert learned(colours[..., 0])[0].sample_shape == (1, 6, 5)
+    assert learned(np.zeros((4, 6, 42, 42)))[0].sample_shape == (6, 42, 42)
     with pytest.raises(InputError, match=r"numpy.moveaxis\(x, -1, 1\)"):
-        Reader.learn(np.zeros((4, 32, 32, 5)))
+        learned(np.zeros((4, 32, 32, 5)))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "0"])
@@ -229,7 +236,7 @@ def test_layers_that_do_not_count_samples_first_are_refused() -> None:
 @pytest.mark.parametrize("bad", [(), torch.tensor(1.0), torch.zeros(0, 4)], ids=["nothing", "scalar", "empty"])
 def test_batches_without_samples_are_refused(bad: Any) -> None:
     net = nn.Linear(4, 2)
-    for kernel in (from_model(net), empirical_ntk(net)):
+    for kernel in (from_model(net, width=None), empirical_ntk(net)):
         with pytest.raises(InputError, match=r"samples first|batch is empty"):
             kernel.diag(bad)
 
@@ -237,8 +244,8 @@ def test_batches_without_samples_are_refused(bad: Any) -> None:
 def test_layers_before_an_in_place_layer_are_read_in_time() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
     x = torch.from_numpy(vectors())
-    torch.testing.assert_close(from_model(net, "0").features(x), net[0](x).detach())
-    assert float(from_model(net, "0").features(x).min()) < 0
+    torch.testing.assert_close(from_model(net, "0", width=None).features(x), net[0](x).detach())
+    assert float(from_model(net, "0", width=None).features(x).min()) < 0
 
 
 def test_parameters_are_named_by_list_or_alone() -> None:

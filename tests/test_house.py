@@ -17,8 +17,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # From the ground up: a module imports only from its own floor or from floors before it.
 FLOORS = [
     "errors", "types", "memory", "inputs", "metrics", "nets", "store", "train", "sources", "reader", "reservoir",
-    "samples", "alarm", "diagnosis", "kernels", "exact", "distil", "export", "detector", "methods", "files", "sklearn",
-    "data", "provenance", "toy", "demo", "report", "jobs", "cli",
+    "samples", "alarm", "diagnosis", "kernels", "exact", "distil", "export", "fitted", "detector", "methods", "files",
+    "sklearn", "data", "provenance", "toy", "demo", "report", "progress", "programs", "jobs", "cli",
 ]  # fmt: skip
 
 

@@ -249,8 +249,7 @@ OPTIONS = {
 
 def _stopped(command: Any) -> str:
     """What is left behind when a person has had enough: never a broken file, sometimes a state to go on from."""
-    part = Path(f"{command.out}.part") if isinstance(command, Fit) else None
-    if part is None or not part.exists():
+    if not isinstance(command, Fit) or not (part := Path(f"{command.out}.part")).exists():
         return "stopped"
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"
 

@@ -3,7 +3,6 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,10 +17,10 @@ from onefold.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.errors import InputError, NotFittedError
 from onefold.export import export
+from onefold.fitted import Fitted
 from onefold.inputs import batch_slices, joined, map_batch, named
-from onefold.reader import Prepare, Reader
-from onefold.reservoir import Reservoir, scrambled
-from onefold.samples import HELD_OUT
+from onefold.reader import Reader
+from onefold.reservoir import scrambled
 from onefold.types import ArrayLike, Batch, Kernel, Scores
 
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
@@ -29,31 +28,6 @@ AnyDetector = TypeVar("AnyDetector", bound="Detector")
 KIND = "detector"
 PROBES = 4  # samples that a kernel must find as similar as it did in the fit
 EXAMINED = 500  # samples that a diagnosis looks at
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """What `fit` leaves behind: how data is read, the module that scores it, and a memory of the data.
-
-    `scorer` maps prepared samples to scores, `reservoir` remembers train samples and `held` samples that no training
-    saw. `about` is what the fit wants to remember, in numbers.
-    """
-
-    reader: Reader
-    prepare: Prepare
-    scorer: nn.Module
-    reservoir: Reservoir
-    held: Reservoir = field(default_factory=lambda: Reservoir(HELD_OUT, 0))
-    about: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def familiar(self) -> Reservoir:
-        """Familiar samples to take statistics of: those that no training saw, if there are any."""
-        return self.held if self.held.samples is not None else self.reservoir
-
-    @property
-    def memories(self) -> dict[str, Reservoir]:
-        return {"reservoir": self.reservoir, "held": self.held}
 
 
 class Detector(ABC):

@@ -9,8 +9,9 @@ from torch.export import ExportedProgram
 
 from onefold import store
 from onefold.alarm import Alarm
-from onefold.detector import KIND, Detector, Fitted
+from onefold.detector import KIND, Detector
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
+from onefold.fitted import Fitted
 from onefold.inputs import map_batch, named, pick_device
 from onefold.kernels import from_model, logits
 from onefold.methods import METHODS

@@ -42,14 +42,16 @@ def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
 
 
 class Encoded:
-    """Samples as a frozen encoder sees them, kept if a quarter of the free memory is enough."""
+    """Samples as a frozen encoder sees them, kept if that is `worthwhile` and a quarter of the free memory suffices."""
 
     @torch.no_grad()
-    def __init__(self, x: Indexable, encode: Callable[[Any], Tensor], device: torch.device) -> None:
+    def __init__(
+        self, x: Indexable, encode: Callable[[Any], Tensor], device: torch.device, *, worthwhile: bool = True
+    ) -> None:
         self.x, self.encode = x, encode
         few = encode(x[torch.arange(min(2, len(x)), device=device)])
         self.kept: Tensor | None = None
-        if few.nbytes // len(few) * len(x) < available(device) // 4:
+        if worthwhile and few.nbytes // len(few) * len(x) < available(device) // 4:
             self.kept = torch.cat([encode(part) for part in in_slices(x, device)])
         self.in_memory = self.kept is not None
 
@@ -61,16 +63,25 @@ class Encoded:
 
 
 class Labels:
-    """Θ(x, c) for a minibatch, of unit diagonal if `normalise`; features of the train set are computed once."""
+    """Θ(x, c) for a minibatch, of unit diagonal if `normalise`; features of the train set are computed once, if that is
+    `worthwhile` and they fit into a quarter of the free memory."""
 
     @torch.no_grad()
-    def __init__(self, kernel: Kernel, x_train: Indexable, *, normalise: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        x_train: Indexable,
+        *,
+        normalise: bool,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        worthwhile: bool = True,
+    ) -> None:
         self.kernel, self.normalise = kernel, normalise
         self.features = kernel.features if isinstance(kernel, FeatureKernel) else None
         self.cache: Tensor | None = None
         if self.features is not None:
             few = self.features(x_train[torch.arange(min(2, len(x_train)), device=device)])
-            if few.nbytes // len(few) * len(x_train) < available(device) // 4:
+            if worthwhile and few.nbytes // len(few) * len(x_train) < available(device) // 4:
                 self.cache = torch.cat([self._prepared(self.features(part)) for part in in_slices(x_train, device)])
                 if not self.cache.isfinite().all() or not self.cache.any():
                     raise InputError(
@@ -135,8 +146,9 @@ def distillation(
     captured; with contexts from the train set its features are computed once, before the first step.
     """
     device = x.device if device is None and isinstance(x, Tensor) else device or torch.device("cpu")
-    inputs = x if encode is None else Encoded(x, encode, device)
-    labels = Labels(kernel, inputs, normalise=model.normalise, device=device)
+    worthwhile = recipe.steps * recipe.batch >= len(x)  # else most samples would never be asked for
+    inputs = x if encode is None else Encoded(x, encode, device, worthwhile=worthwhile)
+    labels = Labels(kernel, inputs, normalise=model.normalise, device=device, worthwhile=worthwhile)
     own = isinstance(contexts, TrainContexts)
     calls_kernel = labels.cache is None or not own
     in_memory = getattr(x if encode is None or not own else inputs, "in_memory", True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from onefold.detector import EXAMINED, Detector, Exports, Fitted
+from onefold.detector import EXAMINED, Detector, Exports
 from onefold.diagnosis import Finding, agreement, convergence, familiarity
 from onefold.distil import (
     Architecture,
@@ -25,6 +25,7 @@ from onefold.distil.parallel import parallel_distillation, run_together, shared_
 from onefold.errors import InputError
 from onefold.exact.primal import last_layer_share
 from onefold.export import copied
+from onefold.fitted import Fitted
 from onefold.inputs import batch_length, check_seed, joined, map_batch, named, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Score

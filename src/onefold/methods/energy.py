@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from onefold.detector import Detector, Exports, Fitted
+from onefold.detector import Detector, Exports
 from onefold.diagnosis import Diagnosis
 from onefold.errors import InputError
+from onefold.fitted import Fitted
 from onefold.inputs import check_seed, pick_device
 from onefold.kernels import ModelFeatures, logits
 from onefold.methods.prior import FeatureMap

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.detector import Detector, Fitted
+from onefold.detector import Detector
 from onefold.errors import InputError
+from onefold.fitted import Fitted
 from onefold.inputs import as_labels, as_tensor, check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators
 from onefold.nets import backbone, finished

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.detector import Detector, Exports, Fitted
+from onefold.detector import Detector, Exports
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.export import copied
+from onefold.fitted import Fitted
 from onefold.inputs import check_seed, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Combine, Score, scored

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from onefold.detector import Detector, Exports, Fitted
+from onefold.detector import Detector, Exports
 from onefold.export import copied
+from onefold.fitted import Fitted
 from onefold.inputs import check_seed, named, pick_device
 from onefold.methods.prior import empty_standardise, generators, random_network
 from onefold.methods.streaming import both_halves, update_recipe

@@ -624,7 +624,8 @@ def test_a_full_disk_is_one_line_on_the_command_line(
     out = tmp_path / "model.onefold"
     assert main(["fit", str(tmp_path / "x.npy"), "--out", str(out), "--method", "gp"]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
-    assert lines == [f"onefold: {out}: No space left on device"]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"onefold: {out}: No space left on device")
     assert not out.exists()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -23,6 +24,7 @@ from onefold.detector import Exports
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import from_model
 from onefold.methods import METHODS
+from onefold.methods.combine import Combine
 from onefold.train import Recipe
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
@@ -621,7 +623,19 @@ def test_the_combined_score_is_its_formula() -> None:
     combine = detector._fitted().scorer.combine
     logs = np.log(np.maximum(detector.relative(x), 1e-7)), np.log(detector.variance(x))
     z = [(log - float(combine.mean[i])) / float(combine.std[i]) for i, log in enumerate(logs)]
-    np.testing.assert_allclose(detector.score(x), np.maximum(z[0], z[1] - 0.5), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        detector.score(x), np.maximum(z[0], z[1] - float(combine.handicap)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_handicap_is_what_a_second_opinion_gains_by_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for correlation in (0.0, 0.5, 1.0):
+        a, b = torch.randn(2, 100_000, generator=generator)
+        variance = correlation * a + math.sqrt(1 - correlation**2) * b
+        combine = Combine()
+        combine.learn((a - 9).exp(), (variance - a + 9).exp())
+        assert float(combine.handicap) == pytest.approx(math.sqrt((1 - correlation) / math.pi), abs=0.01)
 
 
 def test_its_statistics_are_those_of_samples_that_no_training_saw() -> None:

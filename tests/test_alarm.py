@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_methods import MAKERS, fit, vectors
+from test_methods import LABELLED, MAKERS, fit, vectors
 
 import onefold
 from onefold.alarm import Alarm, benjamini_hochberg
@@ -116,7 +116,7 @@ def test_the_verbs(name: str) -> None:
     with pytest.raises(InputError, match=r"18 calibration samples are too few .* 19 are needed"):
         detector.calibrate(x[:18])
     assert detector.alarm.fpr == 0.1  # what was there is still there
-    labels = (np.arange(300) % 3,) if name == "DeepEnsemble" else ()
+    labels = (np.arange(300) % 3,) if name in LABELLED else ()
     detector.fit(vectors(300), *labels)
     with pytest.raises(NotFittedError, match="again after fit or update"):
         detector.is_ood(x)

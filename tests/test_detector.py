@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_methods import MAKERS, SHORT, SMALL, fit, pictures, vectors
+from test_methods import LABELLED, MAKERS, SHORT, SMALL, fit, pictures, vectors
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from users_models import ResNet, TextClassifier, regressor
@@ -232,7 +232,7 @@ def test_the_same_data_in_every_wrapping_gives_the_same_scores(name: str, tmp_pa
     }
     want = fit(name, x).score(x)
     for label, wrapped in wrappings.items():
-        labels = (np.arange(60) % 3,) if name == "DeepEnsemble" and label in ("npy", "npz", "loader") else ()
+        labels = (np.arange(60) % 3,) if name in LABELLED and label in ("npy", "npz", "loader") else ()
         detector = MAKERS[name]().fit(wrapped, *labels)
         np.testing.assert_allclose(detector.score(wrapped), want, rtol=1e-4, atol=1e-6, err_msg=label)
 

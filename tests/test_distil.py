@@ -221,7 +221,7 @@ def test_the_training_loss_by_hand(normalise: bool, small_init: bool, generator:
     training = distillation(model, x, kernel, ExtraContexts(extra), Recipe(steps=1, batch=6), 0)
     training.draws.refill()
     integers, uniforms = training.draws.integers, training.draws.uniforms
-    found = float(training.loss(integers, uniforms).detach())
+    found = float(training.losses[0](integers, uniforms).detach())
 
     def vectors(net: nn.Module, t: Tensor) -> np.ndarray:
         z = net(t).detach().double().numpy()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from damage import forged
 from safetensors.torch import save as to_safetensors
-from test_methods import MAKERS, SHORT, SMALL, Classifier, fit, pictures, vectors
+from test_methods import LABELLED, MAKERS, SHORT, SMALL, Classifier, fit, pictures, vectors
 from torch import nn
 from users_models import TextClassifier
 
@@ -89,8 +89,8 @@ def on_pictures(detector: Callable[[Any], Any], **keywords: Any) -> Case:
     return Case(detector, lambda _: pictures(40, 8, 8), lambda _: pictures(9, 8, 8, seed=1), **keywords)
 
 
-LABELS = {"DeepEnsemble": {"targets": np.arange(60) % 3}}
-PICTURE_LABELS = {"DeepEnsemble": {"targets": np.arange(40) % 3}}
+LABELS = {name: {"targets": np.arange(60) % 3} for name in LABELLED}
+PICTURE_LABELS = {name: {"targets": np.arange(40) % 3} for name in LABELLED}
 CASES: dict[str, Case] = {
     **{
         f"{name} on vectors": on_vectors(lambda _, name=name: MAKERS[name](), **LABELS.get(name, {}))

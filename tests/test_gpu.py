@@ -85,7 +85,7 @@ def test_methods_agree_with_the_cpu() -> None:
 def test_short_fits_are_captured_but_not_compiled() -> None:
     assert not csd_training("captured").compiled
     training = csd_training("compiled", steps=40_000)
-    assert Training(training.parameters, training.loss, training.recipe, training.draws).compiled
+    assert Training(training.parameters, training.losses, training.recipe, training.draws).compiled
 
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "LastLayerGP", "KNN"])

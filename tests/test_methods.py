@@ -18,7 +18,7 @@ from onefold.distil import Architecture
 from onefold.errors import InputError, NotFittedError
 from onefold.kernels import from_model, infinite
 from onefold.methods import METHODS
-from onefold.methods.ensemble import entropy, mutual_information, variance
+from onefold.methods.members import entropy, mutual_information, variance
 from onefold.train import Recipe
 
 SHORT = Recipe(steps=25, batch=16, lr=3e-3)
@@ -42,14 +42,16 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "LastLayerGP": lambda **k: onefold.LastLayerGP(width=64, **k),
     "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), outputs=16, **k),
     "DeepEnsemble": lambda **k: onefold.DeepEnsemble(2, recipe=SHORT, channels=(4,), hidden=(32,), **k),
+    "MCDropout": lambda **k: onefold.MCDropout(8, recipe=SHORT, channels=(4,), hidden=(32,), **k),
     "KNN": lambda **k: onefold.KNN(k=3, **k),
     "Energy": lambda **k: onefold.Energy(Classifier(k.get("seed", 0)), **k),
 }
+LABELLED = ("DeepEnsemble", "MCDropout")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def fit(name: str, x: Any, **keywords: Any) -> Any:
-    labels = (np.arange(len(x)) % 3,) if name == "DeepEnsemble" else ()
+    labels = (np.arange(len(x)) % 3,) if name in LABELLED else ()
     return MAKERS[name](**keywords).fit(x, *labels)
 
 
@@ -82,7 +84,7 @@ def test_scores_are_finite_and_one_for_each_sample(name: str, x: Any) -> None:
     assert scores.shape == (10,)
     assert scores.dtype == np.float64
     assert np.isfinite(scores).all()
-    if name in ("RND", "DeepEnsemble", "KNN"):
+    if name in ("RND", "KNN", *LABELLED):
         assert (scores >= 0).all()
 
 
@@ -147,7 +149,7 @@ def test_bad_train_data_is_refused_in_one_line(name: str, case: str) -> None:
     if (name, case) == ("Energy", "five axes"):
         return  # a model of the user's own may take them
     with pytest.raises(InputError, match=message) as error:
-        MAKERS[name]().fit(x, *([[0, 1]] if name == "DeepEnsemble" else []))
+        MAKERS[name]().fit(x, *([[0, 1]] if name in LABELLED else []))
     assert "\n" not in str(error.value)
 
 
@@ -164,7 +166,7 @@ def test_bad_queries_are_refused_and_nothing_is_lost(name: str) -> None:
         with pytest.raises(InputError, match=message):
             method.score(query)
     with pytest.raises(InputError):
-        method.fit(np.full((4, 8, 8), np.nan), *([np.zeros(4)] if name == "DeepEnsemble" else []))
+        method.fit(np.full((4, 8, 8), np.nan), *([np.zeros(4)] if name in LABELLED else []))
     np.testing.assert_array_equal(method.score(pictures(5, 8, 8)), before)
 
 

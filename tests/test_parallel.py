@@ -107,7 +107,7 @@ def weights(model: nn.Module) -> Tensor:
 
 def first_gradient(training: Training) -> Tensor:
     training.draws.refill()
-    training.loss(training.draws.integers, training.draws.uniforms).backward()
+    training.losses[0](training.draws.integers, training.draws.uniforms).backward()
     gradients = [p.grad for p in training.parameters if p.grad is not None]
     assert len(gradients) == len(training.parameters)
     return torch.cat([gradient.flatten() for gradient in gradients])

@@ -8,7 +8,7 @@ from onefold.errors import OnefoldError
 if TYPE_CHECKING:
     from onefold import exact, kernels
     from onefold.files import load
-    from onefold.methods import CSD, KNN, RND, DeepEnsemble, Energy, LastLayerGP
+    from onefold.methods import CSD, KNN, RND, DeepEnsemble, Energy, LastLayerGP, MCDropout
 
 __version__ = "0.1.0.dev0"
 
@@ -19,6 +19,7 @@ __all__ = [
     "DeepEnsemble",
     "Energy",
     "LastLayerGP",
+    "MCDropout",
     "OnefoldError",
     "__version__",
     "exact",

@@ -5,6 +5,7 @@ of parameters and tensors: it compiles, is captured, resumes and repeats exactly
 bars and checkpoints are generators around it.
 """
 
+import functools
 import sys
 import time
 import warnings
@@ -19,6 +20,7 @@ from torch import Generator, Tensor, nn
 
 from onefold import store
 from onefold.errors import FileError, InputError, TrainingError
+from onefold.streams import side_by_side
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
@@ -84,6 +86,7 @@ class Update(NamedTuple):
 class Training:
     """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it.
 
+    Several losses, each of parameters of its own, are summed; on a GPU they run side by side.
     On a GPU a step is `captured` once and replayed as a graph, and with `bf16` the networks run in bfloat16. Compiling
     makes a replayed step a third faster still but takes half a minute, so by default only long ones are `compiled`.
     """
@@ -91,7 +94,7 @@ class Training:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        loss: Loss,
+        loss: Loss | Sequence[Loss],
         recipe: Recipe,
         draws: Draws,
         *,
@@ -100,7 +103,8 @@ class Training:
         bf16: bool = False,
     ) -> None:
         self.device = device = draws.integers.device
-        self.parameters, self.loss, self.recipe, self.draws = list(parameters), loss, recipe, draws
+        self.parameters, self.recipe, self.draws = list(parameters), recipe, draws
+        self.losses = [loss] if callable(loss) else list(loss)
         self.on_gpu = device.type == "cuda"
         self.captured, self.bf16 = captured and self.on_gpu, bf16 and self.on_gpu
         self.compiled = self.captured and (recipe.steps >= COMPILED_FROM if compiled is None else compiled)
@@ -158,19 +162,24 @@ class Training:
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
 
-    def _plain_step(self, loss_function: Loss | None = None) -> Tensor:
+    def _plain_step(self, losses: Sequence[Loss] | None = None) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
+        losses = losses or self.losses
+        found = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+        self.optimiser.step()
+        return found[0] if len(found) == 1 else torch.stack(found).sum()
+
+    def _gradient(self, loss_function: Loss) -> Tensor:
         # On a GPU, cuDNN tries its algorithms in the first step: its own guess for small convolutions is half as fast.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
             with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-                loss = (loss_function or self.loss)(self.draws.integers, self.draws.uniforms)
+                loss = loss_function(self.draws.integers, self.draws.uniforms)
             loss.backward()
-        self.optimiser.step()
         return loss.detach()
 
     def _graphed_step(self) -> Callable[[], Tensor]:
         """The first steps run eagerly, compiled or not; the next one is captured, and every later one replays it."""
-        loss_function = torch.compile(self.loss) if self.compiled else self.loss
+        losses = [torch.compile(loss) if self.compiled else loss for loss in self.losses]
         graph = torch.cuda.CUDAGraph()
         captured: list[Tensor] = []
         eager_left = EAGER_STEPS
@@ -184,12 +193,12 @@ class Training:
                     side.wait_stream(torch.cuda.current_stream())
                     with torch.cuda.stream(side), warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
-                        loss = self._plain_step(loss_function)
+                        loss = self._plain_step(losses)
                     torch.cuda.current_stream().wait_stream(side)
                     return loss
                 if not captured:
                     with torch.cuda.graph(graph):
-                        captured.append(self._plain_step(loss_function))
+                        captured.append(self._plain_step(losses))
                 graph.replay()
                 return captured[0].clone()
 

@@ -28,6 +28,7 @@ class Chain:
     blur: float = 0.25
     blur_sigma: float = 1.0
     crop_area: tuple[float, float] = (0.75, 1.0)
+    crop_aspect: float = 4 / 3
     brightness: float = 0.5
     brightness_range: float = 1.0
     contrast: float = 0.5
@@ -41,7 +42,8 @@ def augment(
     pixels = (x - low) / (high - low) if high > low else x - low
     grid = F.affine_grid(_geometry(u, chain, x.shape[2], x.shape[3]), list(x.shape), align_corners=False)
     y = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    y = torch.where(_gate(u[:, 8], chain.blur), _blurred(y, chain.blur_sigma), y)
+    if chain.blur > 0:
+        y = torch.where(_gate(u[:, 8], chain.blur), _blurred(y, chain.blur_sigma), y)
     shift = (2 * u[:, 10] - 1) * chain.brightness_range * (u[:, 9] < chain.brightness)
     y = y + shift[:, None, None, None]
     factor = 1 + (2 * u[:, 12] - 1) * chain.contrast_range * (u[:, 11] < chain.contrast)
@@ -57,7 +59,7 @@ def _gate(u: Float[Tensor, " n"], probability: float) -> Tensor:
 def _geometry(u: Float[Tensor, "n 14"], chain: Chain, height: int, width: int) -> Float[Tensor, "n 2 3"]:
     """Output to input coordinates in [−1, 1]²: a crop of random area, aspect and place, flipped and rotated."""
     area = chain.crop_area[0] + (chain.crop_area[1] - chain.crop_area[0]) * u[:, 0]
-    stretch = torch.exp((2 * u[:, 1] - 1) * 0.5 * math.log(4 / 3))
+    stretch = torch.exp((2 * u[:, 1] - 1) * 0.5 * math.log(chain.crop_aspect))
     across = (area.sqrt() * stretch).clamp(max=1)
     down = (area.sqrt() / stretch).clamp(max=1)
     left = (1 - across) * (2 * u[:, 2] - 1)

@@ -16,6 +16,7 @@ from onefold.distil.model import Similarity
 from onefold.errors import InputError
 from onefold.memory import available
 from onefold.nets import backbone
+from onefold.streams import side_by_side
 from onefold.train import Draws, Recipe, Training
 from onefold.types import FeatureKernel, Indexable, Kernel
 
@@ -161,7 +162,10 @@ def distillation(
         else:
             context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
             context = context if encode is None else encode(context)
-        return similarity_loss(model(batch, context), labels(index, batch, context))
+        left, right, theta = side_by_side(
+            [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device
+        )
+        return similarity_loss(model.matched(left, right), theta)
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -30,10 +30,20 @@ class Similarity(nn.Module):
 
     def forward(self, x: Float[Tensor, "n *sample"], c: Float[Tensor, "m *sample"]) -> Float[Tensor, "n m"]:
         """g(x_i, c_j) for every pair, from one pass over each side."""
-        g = inner_products(self._vectors(self.phi, x), self._vectors(self.psi, c))
-        if self.start:
-            g = g - inner_products(self._vectors(self.start[0], x), self._vectors(self.start[1], c))
-        return self.scale * g
+        return self.matched(self.left(x), self.right(c))
+
+    def left(self, x: Float[Tensor, "n *sample"]) -> list[Float[Tensor, "n d"]]:
+        """φ(x), and what it was at the start."""
+        return [self._vectors(net, x) for net in (self.phi, *self.start[:1])]
+
+    def right(self, c: Float[Tensor, "m *sample"]) -> list[Float[Tensor, "m d"]]:
+        """ψ(c), and what it was at the start."""
+        return [self._vectors(net, c) for net in (self.psi, *self.start[1:])]
+
+    def matched(self, left: list[Tensor], right: list[Tensor]) -> Float[Tensor, "n m"]:
+        """g for every pair of a left and a right side."""
+        now, *before = (inner_products(a, b) for a, b in zip(left, right, strict=True))
+        return self.scale * (now - before[0] if before else now)
 
     def confidence(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
         """g(x, x), the confidence term of Eq. 12."""

@@ -14,6 +14,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("onefold needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
+# laplace-torch comes without its dependencies: it lists torchvision, which it does not need.
 # The pinned torch comes first and alone: left to the resolver, it may bring gigabytes of CUDA packages.
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
@@ -22,6 +23,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.core
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps laplace-torch backpack-for-pytorch curvlinops-for-pytorch
 	@touch $@
 
 demo: $(VENV)/.core  ## fit on embedded data, print a table, write out/demo/index.html

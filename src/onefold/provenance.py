@@ -25,7 +25,12 @@ def provenance(device: torch.device) -> dict[str, str | int | None]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, with '+' if it has been changed since; None outside a repository."""
+    """The commit of the source tree, with '+' if it has been changed since; None outside a repository.
+
+    Where the tree was copied to a machine without its repository, ONEFOLD_COMMIT can say which it is.
+    """
+    if named := os.environ.get("ONEFOLD_COMMIT"):
+        return named
     here = Path(__file__).parent
     try:
         _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # installed into somebody else's repository?

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.contexts import Contexts, TrainContexts
-from onefold.distil.loss import similarity_loss
+from onefold.distil.loss import Pairs, loss_over
 from onefold.distil.model import Similarity
 from onefold.errors import InputError
 from onefold.memory import available
@@ -32,6 +32,12 @@ class Architecture:
     outputs: int = 256
     normalise: bool = True
     small_init: bool = False
+    pairs: Pairs = "all"
+    """Which pairs of a minibatch the loss is over: all, or N random ones (Eq. 15 as it stands)."""
+
+    def __post_init__(self) -> None:
+        if self.pairs not in ("all", "random"):
+            raise InputError(f"pairs is one of all, random, not {self.pairs!r}")
 
 
 def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
@@ -124,7 +130,9 @@ def similarity_model(
         for _ in range(2)
     ]
     phi, psi = (nn.Sequential(first, tower) for tower in towers)
-    return Similarity(phi, psi, normalise=architecture.normalise, small_init=architecture.small_init)
+    return Similarity(
+        phi, psi, normalise=architecture.normalise, small_init=architecture.small_init, pairs=architecture.pairs
+    )
 
 
 def distillation(
@@ -165,7 +173,7 @@ def distillation(
         left, right, theta = side_by_side(
             [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device
         )
-        return similarity_loss(model.matched(left, right), theta)
+        return loss_over(model.pairs, model.matched(left, right), theta)
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.distil.loss import Pairs
+
 
 def inner_products(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
     """a bᵀ in full precision: similarities lie close together, and bfloat16 has only two digits for them."""
@@ -21,10 +23,18 @@ class Similarity(nn.Module):
     """
 
     def __init__(
-        self, phi: nn.Module, psi: nn.Module, *, normalise: bool = True, small_init: bool = False, scale: float = 1.0
+        self,
+        phi: nn.Module,
+        psi: nn.Module,
+        *,
+        normalise: bool = True,
+        small_init: bool = False,
+        scale: float = 1.0,
+        pairs: Pairs = "all",
     ) -> None:
         super().__init__()
         self.phi, self.psi = phi, psi
+        self.pairs: Pairs = pairs
         self.normalise, self.scale = normalise, 1.0 if normalise else scale
         self.start = nn.ModuleList(copy.deepcopy(net).requires_grad_(False) for net in (phi, psi) if small_init)
 

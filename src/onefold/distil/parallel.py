@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.fit import Encoded, Labels
-from onefold.distil.loss import similarity_loss
+from onefold.distil.loss import loss_over
 from onefold.distil.model import Similarity
 from onefold.errors import InputError, TrainingError
 from onefold.inputs import named
@@ -166,7 +166,7 @@ def parallel_distillation(
         if not own:
             context = contexts(batch if encode is None else x[index], integers[rows, 1], uniforms[rows])
             context = context if encode is None else encode(context)
-        return similarity_loss(similarity(batch, context), labels(index, batch, context))
+        return loss_over(model.pairs, similarity(batch, context), labels(index, batch, context))
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     return ParallelTraining(parameters, loss, recipe, draws, captured=False, bf16=True)

@@ -70,6 +70,7 @@ def from_model(
     *,
     normalise: bool = False,
     seed: int = 0,
+    capturable: bool = False,
 ) -> "ModelFeatures":
     """The features of a trained model, or of a torch.export program: the output of a named layer, by default what
     enters its dense head (the last nn.Linear, or the first of several that follow convolutions).
@@ -77,15 +78,16 @@ def from_model(
     They go through a random ReLU layer of that `width`, √(2/width) · relu(z R) with R ~ N(0, 1/D): as the width grows
     the kernel becomes the arc-cosine kernel of the model's features. With width=None they are the features themselves.
     The model may take a tensor, a tuple of tensors or a dict; it is neither moved nor changed nor left in another mode,
-    and its hooks are removed after every call.
+    and its hooks are removed after every call. A model on the GPU of the fit whose forward pass never looks at the host
+    is `capturable`: a fit that calls it in every step is then several times faster.
     """
     if width is not None and (not isinstance(width, int) or not 1 <= width <= 2**17):
         raise InputError(f"width must be a whole number from 1 to 2¹⁷, not {width}")
     settings = {"layer": layer, "width": width, "normalise": normalise, "seed": seed}
     if isinstance(net, ExportedProgram):
-        return ModelFeatures(cut_program(net, layer), settings)
+        return ModelFeatures(cut_program(net, layer), settings, capturable=capturable)
     module = first_dense(net) if layer is None else find_layer(net, layer)
-    return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings)
+    return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings, capturable=capturable)
 
 
 def logits(net: nn.Module | ExportedProgram) -> "ModelFeatures":
@@ -103,7 +105,8 @@ class ModelFeatures:
     `settings` are those of `from_model`: with them and the model, the same kernel can be made again.
     """
 
-    def __init__(self, encoder: Callable[[Any], Tensor], settings: dict[str, Any]) -> None:
+    def __init__(self, encoder: Callable[[Any], Tensor], settings: dict[str, Any], *, capturable: bool = False) -> None:
+        self.capturable = capturable
         self._encoder, self.settings, self.normalise = encoder, settings, settings["normalise"]
         self._projection = None if settings["width"] is None else _RandomReLU(settings["width"], settings["seed"])
 

@@ -240,7 +240,8 @@ class CSD(Detector, Exports):
         if shared_by_processes():
             together = parallel_distillation(*given, encode=encode, device=self.device)
             return run_together(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
-        training = distillation(*given, encode=encode, device=self.device, capturable=self.kernel is None)
+        capturable = self.kernel is None or getattr(self.kernel, "capturable", False)
+        training = distillation(*given, encode=encode, device=self.device, capturable=capturable)
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
 
     @torch.no_grad()

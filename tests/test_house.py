@@ -18,7 +18,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     "errors", "types", "memory", "inputs", "metrics", "nets", "store", "streams", "train", "obabo", "sources", "reader",
     "reservoir", "samples", "alarm", "diagnosis", "kernels", "exact", "distil", "export", "fitted", "detector",
-    "methods", "files", "sklearn", "data", "provenance", "toy", "demo", "report", "progress", "programs", "jobs", "cli",
+    "methods", "files", "sklearn", "data", "provenance", "bench", "toy", "demo", "report", "progress", "programs",
+    "jobs", "cli",
 ]  # fmt: skip
 
 
@@ -55,8 +56,8 @@ def test_imports_point_down(path: Path) -> None:
 
 def test_public_names_are_pinned() -> None:
     assert set(onefold.__all__) == {
-        "CSD", "DeepEnsemble", "Energy", "KNN", "LastLayerGP", "MCDropout", "OnefoldError", "RND", "__version__",
-        "exact", "kernels", "load",
+        "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "MCDropout", "OnefoldError", "RND", "SGMCMC",
+        "__version__", "exact", "kernels", "load",
     }  # fmt: skip
     for name in onefold.__all__:
         assert getattr(onefold, name) is not None

@@ -43,10 +43,12 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), outputs=16, **k),
     "DeepEnsemble": lambda **k: onefold.DeepEnsemble(2, recipe=SHORT, channels=(4,), hidden=(32,), **k),
     "MCDropout": lambda **k: onefold.MCDropout(8, recipe=SHORT, channels=(4,), hidden=(32,), **k),
+    "Laplace": lambda **k: onefold.Laplace(4, recipe=SHORT, channels=(4,), hidden=(32,), **k),
+    "SGMCMC": lambda **k: onefold.SGMCMC(4, epochs=2, burn_in=4, lr=0.01, batch=16, channels=(4,), hidden=(32,), **k),
     "KNN": lambda **k: onefold.KNN(k=3, **k),
     "Energy": lambda **k: onefold.Energy(Classifier(k.get("seed", 0)), **k),
 }
-LABELLED = ("DeepEnsemble", "MCDropout")
+LABELLED = ("DeepEnsemble", "MCDropout", "Laplace", "SGMCMC")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

@@ -8,7 +8,7 @@ from onefold.errors import OnefoldError
 if TYPE_CHECKING:
     from onefold import exact, kernels
     from onefold.files import load
-    from onefold.methods import CSD, KNN, RND, DeepEnsemble, Energy, LastLayerGP, MCDropout
+    from onefold.methods import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
 
 __version__ = "0.1.0.dev0"
 
@@ -16,8 +16,10 @@ __all__ = [
     "CSD",
     "KNN",
     "RND",
+    "SGMCMC",
     "DeepEnsemble",
     "Energy",
+    "Laplace",
     "LastLayerGP",
     "MCDropout",
     "OnefoldError",

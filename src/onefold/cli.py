@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from onefold.bench.command import Bench
+from onefold.data.command import Data
 from onefold.errors import OnefoldError
+from onefold.report.command import Report
 
 if TYPE_CHECKING:
     from onefold.demo import Outcome
@@ -22,7 +25,7 @@ class Demo:
     """Fit five methods on handwritten digits and see which strange inputs they notice.
 
     Everything it needs comes with the installation. It prints a table and writes a page, index.html, and the figures,
-    results.json. About a minute on two cores.
+    results.json. About two minutes on two cores.
     """
 
     out: Path = Path("out/demo")
@@ -207,6 +210,9 @@ Command = (
     | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Toy, tyro.conf.subcommand("toy")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
 )
 
 

@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from onefold import store
 from onefold.errors import FileError, InputError, TrainingError
 from onefold.streams import side_by_side
+from onefold.types import Resumable
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
@@ -114,6 +115,10 @@ class Training:
         self.optimiser = torch.optim.Adam(
             self.parameters, lr=self.lr, eps=recipe.adam_eps, fused=True, capturable=self.on_gpu
         )
+
+    @property
+    def steps(self) -> int:
+        return self.recipe.steps
 
     def __iter__(self) -> Iterator[Update]:
         gradient_step = self._graphed_step() if self.captured else self._plain_step
@@ -224,7 +229,7 @@ def descend(
         yield Update(step + 1, value.detach())
 
 
-def checkpointed(training: Training, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
+def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
     """Iterate `training`, resuming from `path` if it is there, writing it every so many seconds and at the end.
 
     `fingerprint` names data and settings: a checkpoint of another run is refused, never overwritten.
@@ -238,7 +243,7 @@ def checkpointed(training: Training, path: Path, fingerprint: str, every: float 
         store.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": 0})
     written = time.monotonic()
     for update in training:
-        done = update.step == training.recipe.steps
+        done = update.step == training.steps
         if done or time.monotonic() - written >= every:
             store.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": update.step})
             written = time.monotonic()

@@ -1,6 +1,6 @@
 """Shapes and the small interfaces that the floors above share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -47,3 +47,17 @@ class Indexable(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """Work in so many steps, which can be kept after any of them and gone on with: a training, a chain of samples."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def restore(self, tensors: dict[str, Tensor], /) -> None: ...

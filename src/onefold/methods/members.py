@@ -80,8 +80,11 @@ class Predicts(Detector):
                 parts.setdefault(name, []).append(disagreement(p).numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}
 
-    def _settle(self, learned: Learned, targets: Targets, scorer: MembersScorer) -> None:
-        """The fit is done: networks learned standardised targets and answer in the targets' own scale."""
+    def _settle(self, learned: Learned, targets: Targets, scorer: MembersScorer, **more: Any) -> None:
+        """The fit is done: networks learned standardised targets and answer in the targets' own scale.
+
+        `more` is what the fit wants to remember besides, as `about_like` has it.
+        """
         scorer.shift.copy_(targets.shift)
         scorer.scale.copy_(targets.scale)
         finished(scorer, self.device)
@@ -91,7 +94,7 @@ class Predicts(Detector):
                 prepare=learned.prepare,
                 scorer=scorer,
                 reservoir=learned.reservoir,
-                about={"outputs": targets.outputs, "regression": targets.regression},
+                about={"outputs": targets.outputs, "regression": targets.regression, **more},
             )
         )
 

@@ -1,0 +1,1 @@
+"""The distribution-shift benchmark: units of work, where they run, and what they leave behind."""

@@ -1,0 +1,159 @@
+"""A results folder: one file for each unit, whole or not there; failures apart; one run at a time."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onefold.bench.cell import FORMAT
+from onefold.bench.units import Unit
+from onefold.errors import FileError, InputError
+from onefold.store import write_json
+
+MANIFEST, UNITS, FAILURES, LOCK, CLASSIFIERS = "bench.json", "units", "failures", ".lock", "classifiers"
+LARGEST = 16 * 2**20  # bytes of a unit's file: more is not one of ours
+
+
+class Results:
+    """The folder of a benchmark's results."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def classifiers(self) -> Path:
+        """Where trained classifiers lie, to be used by several units; it can be deleted at any time."""
+        return self.folder / CLASSIFIERS
+
+    def begin(self, settings: Mapping[str, Any], data: Mapping[str, str]) -> None:
+        """Make the folder, or go on with it if it belongs to the same settings and data; sets may be added."""
+        about = {"format": FORMAT, "settings": json.loads(json.dumps(settings)), "data": dict(data)}
+        path = self.folder / MANIFEST
+        if path.exists():
+            known = self.about()
+            if known["settings"] != about["settings"]:
+                raise InputError(
+                    f"{self.folder} holds results of the preset {known['settings'].get('name')!r} with other settings: "
+                    "name another folder with -o"
+                )
+            changed = [name for name, digest in data.items() if known["data"].get(name, digest) != digest]
+            if changed:
+                raise InputError(f"{self.folder} holds results on other images of {changed[0]!r}: name another folder")
+            about["data"] = {**known["data"], **data}
+            if about["data"] == known["data"]:
+                return
+        elif self.folder.exists() and any(p.name != LOCK for p in self.folder.iterdir()):
+            raise InputError(f"{self.folder} is not empty and holds no benchmark: name another folder with -o")
+        write_json(path, about)
+
+    def about(self) -> dict[str, Any]:
+        """What the folder belongs to."""
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            raise InputError(f"{self.folder} holds no benchmark results: there is no {MANIFEST} in it")
+        content = _read(path)
+        if content.get("format") != FORMAT:
+            raise FileError(
+                f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}: "
+                "use the version of onefold that wrote it, or name another folder"
+            )
+        if not isinstance(content.get("settings"), dict) or not isinstance(content.get("data"), dict):
+            raise FileError(f"{path}: lacks settings or data")
+        return content
+
+    def path(self, unit: Unit) -> Path:
+        return self.folder / UNITS / f"{_plain(unit)}.json"
+
+    def read(self, unit: Unit) -> dict[str, Any] | None:
+        """The result of a unit; None if it is not done, or not readable: then it has to be done again."""
+        path = self.path(unit)
+        if not path.exists():
+            return None
+        try:
+            return _checked(_read(path), path)
+        except FileError:
+            return None
+
+    def write(self, unit: Unit, result: Mapping[str, Any]) -> None:
+        """Keep a result; what failed before is forgotten."""
+        path = self.path(unit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
+        self._failure(unit).unlink(missing_ok=True)
+
+    def fail(self, unit: Unit, reason: str, trace: str) -> None:
+        """Keep why a unit failed. It is tried again in the next run."""
+        path = self._failure(unit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"unit": _plain(unit), "reason": reason, "traceback": trace})
+
+    def every(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """All results, in the order of their names, and a line for each file that cannot be read."""
+        results, bad = [], []
+        for path in sorted((self.folder / UNITS).rglob("*.json")):
+            try:
+                results.append(_checked(_read(path), path))
+            except FileError as error:
+                bad.append(str(error))
+        return results, bad
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What failed last time and has not been done since."""
+        return [_read(path) for path in sorted((self.folder / FAILURES).rglob("*.json"))]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One run at a time writes to a folder. The lock goes with the process, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another run is writing to {self.folder}: wait for it, or name another folder"
+                ) from None
+            yield
+        finally:
+            os.close(handle)
+
+    def _failure(self, unit: Unit) -> Path:
+        return self.folder / FAILURES / f"{_plain(unit)}.json"
+
+
+def _plain(unit: Unit) -> str:
+    """The unit's id, without the path of one's own set."""
+    return f"{unit.method}/{unit.id.partition('=')[0]}/seed{unit.seed}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"{path}: is larger than any result")
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        raise FileError(f"{path}: is cut short or damaged; delete it and run again") from None
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: is no result")
+    return content
+
+
+def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    if content.get("format") != FORMAT:
+        raise FileError(f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}")
+    needed = {
+        "unit": str,
+        "settings": dict,
+        "data": dict,
+        "scores": dict,
+        "curves": dict,
+        "cost": dict,
+        "accuracy": float,
+    }
+    wrong = [name for name, kind in needed.items() if not isinstance(content.get(name), kind)]
+    if wrong:
+        raise FileError(f"{path}: lacks {wrong[0]}; delete it and run again")
+    return content

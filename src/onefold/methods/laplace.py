@@ -1,0 +1,158 @@
+"""Laplace approximation (MacKay, 1992; Immer et al., 2021) by laplace-torch: one classifier, and networks drawn around it."""
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.utils import vector_to_parameters
+
+from onefold.errors import InputError, MissingExtraError
+from onefold.inputs import check_seed, pick_device
+from onefold.methods.classifier import Augmentation, check_augmentation, targets_of, train_together
+from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_disagreement
+from onefold.methods.prior import empty_standardise, generators
+from onefold.nets import backbone
+from onefold.reader import Reader
+from onefold.samples import Learned, learn
+from onefold.train import Recipe
+from onefold.types import ArrayLike
+
+BATCH = 256  # samples whose curvature is taken at once
+INSTALL = (
+    "pip install 'onefold[laplace]' and then "
+    "pip install --no-deps laplace-torch==0.3 backpack-for-pytorch==1.7.1 curvlinops-for-pytorch==3.0.1"
+)
+
+
+class Laplace(Predicts):
+    """A classifier, and `samples` networks from the normal distribution that its loss's curvature gives its weights.
+
+    Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the
+    paper's. Labels, `score` and `augment` are as in `DeepEnsemble`; classifiers only.
+    """
+
+    def __init__(
+        self,
+        samples: int = 30,
+        *,
+        prior_precision: float = 100.0,
+        channels: tuple[int, ...] = (32, 64),
+        hidden: tuple[int, ...] = (256, 256),
+        score: Disagreement = "mutual_information",
+        augment: Augmentation = "none",
+        recipe: Recipe | None = None,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        if not 2 <= samples <= 1000:
+            raise InputError(f"a Laplace approximation needs 2 to 1,000 samples, not {samples}")
+        if not 0 < prior_precision < float("inf"):
+            raise InputError(f"the prior precision must be positive, not {prior_precision}")
+        self.kernel = None
+        self.samples, self.prior_precision = samples, float(prior_precision)
+        self.channels, self.hidden = channels, hidden
+        self.score_kind: Disagreement = check_disagreement(score)
+        self.augment: Augmentation = check_augmentation(augment)
+        self.recipe = recipe or Recipe(steps=2000)
+        self.seed = check_seed(seed)
+        self.device = pick_device(device)
+
+    def fit(
+        self,
+        x: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> "Laplace":
+        """Train on samples and class labels 0, 1, 2 …; a Dataset of pairs brings its own."""
+        approximation = _laplace_torch()
+        learned = learn(x, self.device, self.seed)
+        targets = targets_of(x, y, len(learned.samples), "classification", self.device)
+        weights, order, noise = generators(self.seed, 3)
+        net = self._net(learned.reader.sample_shape, learned.standardise, weights, targets.outputs).to(self.device)
+        train_together(
+            [lambda x, _: net(x)], [p for p in net.parameters() if p.requires_grad], learned, targets, self.recipe,
+            seed=order.initial_seed(), label="Laplace", augment=self.augment,
+            settings=self._settings(), checkpoint=checkpoint, progress=progress,
+        )  # fmt: skip
+        net = net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        drawn = self._drawn(approximation, net, learned, targets.values, noise)
+        members = [copy.deepcopy(net) for _ in drawn]
+        for member, vector in zip(members, drawn, strict=True):
+            vector_to_parameters(vector, [p for p in member.parameters() if p.requires_grad])
+        self._settle(
+            learned, targets, MembersScorer(Several(members), self.score_kind, targets.outputs).to(self.device)
+        )
+        return self
+
+    def _drawn(self, approximation: Any, net: nn.Module, learned: Learned, labels: Tensor, noise: Generator) -> Tensor:
+        """Weights of the members, [samples, weights]."""
+        drawing = Generator(self.device).manual_seed(noise.initial_seed())
+        with _quiet(self.device):
+            posterior = approximation(net.eval(), "classification", "all", "kron", prior_precision=self.prior_precision)
+            posterior.fit(_Minibatches(learned, labels))
+            return posterior.sample(self.samples, generator=drawing).detach()
+
+    def _net(self, shape: tuple[int, ...], first: nn.Module, stream: Generator | None, outputs: int) -> nn.Module:
+        sizes = {"channels": self.channels, "hidden": self.hidden, "outputs": outputs}
+        return nn.Sequential(first, backbone(shape, generator=stream, **sizes))
+
+    def _settings(self) -> dict[str, Any]:
+        sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
+        return {
+            "samples": self.samples, "prior_precision": self.prior_precision, **sizes, "score": self.score_kind,
+            "augment": self.augment, "recipe": asdict(self.recipe), "seed": self.seed,
+        }  # fmt: skip
+
+    @classmethod
+    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        sizes = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
+        return {**settings, **sizes, "recipe": Recipe(**settings["recipe"])}
+
+    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+        if self.samples * (4 + 2 * len(self.hidden)) > len(weights):
+            raise ValueError("no Laplace approximation of this size")
+        shape, outputs = reader.sample_shape, about["outputs"]
+        nets = [self._net(shape, empty_standardise(shape), None, outputs) for _ in range(self.samples)]
+        return MembersScorer(Several(nets), self.score_kind, outputs)
+
+
+class _Minibatches:
+    """The train set in order, as laplace-torch wants to be given it."""
+
+    def __init__(self, learned: Learned, labels: Tensor) -> None:
+        self.dataset, self.labels = learned.samples, labels
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // BATCH)
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        for part in torch.arange(len(self.dataset), device=self.labels.device).split(BATCH):
+            yield self.dataset[part], self.labels[part]
+
+
+@contextlib.contextmanager
+def _quiet(device: torch.device) -> Iterator[None]:
+    """Other people's warnings are not for our users, and their random numbers not at the cost of ours."""
+    devices = [device] if device.type == "cuda" else []
+    with warnings.catch_warnings(), torch.random.fork_rng(devices):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        yield
+
+
+def _laplace_torch() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from laplace import Laplace as approximation  # noqa: N813
+    except ImportError as error:
+        raise MissingExtraError(f"Laplace needs laplace-torch: {INSTALL}") from error
+    return approximation

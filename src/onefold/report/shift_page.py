@@ -1,0 +1,204 @@
+"""The page of a distribution-shift benchmark: one self-contained HTML file; whatever strangers wrote is inert text."""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from onefold.report.plates import Picture, Plate, pictures, save
+from onefold.report.score_page import visible
+from onefold.report.seeds import Difference
+from onefold.report.shift import TARGET_DATA, Duel, Section, Table, build
+from onefold.report.shift_files import latex, markdown
+from onefold.report.shift_plots import plates
+from onefold.report.shift_text import (
+    COST,
+    MAIN,
+    RULES,
+    Line,
+    difference_text,
+    lines,
+    number,
+    remarks,
+    signed,
+    title_of,
+)
+from onefold.report.shift_units import Collected, Measured, origins
+from onefold.store import write_bytes
+
+PLOTS = "plots"
+GROUPS = {
+    "rival": "Rivals, each at its best in hindsight",
+    "ours": "CSD, by its default score, fixed beforehand",
+    "paper": "CSD, by the paper's score",
+}
+ORIGINS = {
+    "commit": "Commit", "device": "Machine", "cores": "Cores", "onefold": "onefold", "torch": "torch",
+    "python": "Python", "date": "Day",
+}  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """A plate on the page."""
+
+    title: str
+    caption: str
+    pictures: list[Picture]
+
+
+class Headline(NamedTuple):
+    """The best of ours that saw nothing strange, the best rival, and what lies between them."""
+
+    ours: str
+    rival: str
+    figures: tuple[str, str, str]
+    note: str
+
+
+def write(collected: Collected, out: Path) -> list[Path]:
+    """Everything there is to look at: the page, the tables, the plots."""
+    table = build(collected.units)
+    shown: dict[int, list[Shown]] = {}
+    for place, plate in plates(table):
+        save(plate, out / PLOTS)
+        if plate.on_page:
+            shown.setdefault(place, []).append(_shown(plate))
+    made = {"index.html": render(collected, table, shown), "table.md": markdown(table), "table.tex": latex(table)}
+    for name, text in made.items():
+        write_bytes(out / name, text.encode())
+    return [out / name for name in made]
+
+
+def _shown(plate: Plate) -> Shown:
+    return Shown(visible(plate.title), visible(plate.caption), pictures(plate))
+
+
+def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) -> str:
+    """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    style, script = _source("shift_page.css"), _source("shift_page.js")
+    about, units = collected.about, collected.units
+    return environment.from_string(_source("shift_page.html.j2")).render(
+        preset=visible(str(about["settings"].get("name", "unnamed"))[:200]),
+        units=units,
+        methods=len({unit.row for unit in units}),
+        sets=len(table.sections),
+        seeds=max(len(row.seeds) for section in table.sections for row in section.rows),
+        rules=RULES,
+        remarks=remarks(collected),
+        headline=_headline(table.shown[0]),
+        columns=MAIN,
+        costs=COST,
+        groups=GROUPS,
+        panels=[_panel(section, shown.get(i, [])) for i, section in enumerate(table.shown)],
+        settings={visible(str(key)[:200]): _said(value) for key, value in about["settings"].items()},
+        origins={title: _counted(origins(units)[name], len(units)) for name, title in ORIGINS.items()},
+        data=_data(about["data"], units),
+        failures=collected.failures,
+        skipped=collected.skipped,
+        plots=PLOTS,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _panel(section: Section, shown: Sequence[Shown]) -> dict[str, Any]:
+    main = lines(section, MAIN)
+    return {
+        "title": title_of(section),
+        "tab": "Average" if section.of_all else visible(section.name),
+        "notes": [visible(note) for note in section.notes],
+        "foreign": [visible(name) for name in section.foreign],
+        "main": _grouped(main),
+        "cost": _grouped([line for line in lines(section, COST) if line.kind != "paper"]),
+        "duels": _duels(section),
+        "plates": shown,
+    }
+
+
+def _grouped(found: Iterable[Line]) -> dict[str, list[Line]]:
+    groups: dict[str, list[Line]] = {}
+    for line in found:
+        groups.setdefault(line.kind, []).append(line)
+    return groups
+
+
+def _duels(section: Section) -> dict[str, list[dict[str, str]]]:
+    """For each of our champions, every rival."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for duel in section.duels:
+        saw = ", which was shown unlabelled strange data" if duel.ours.method in TARGET_DATA else ""
+        found.setdefault(f"{visible(duel.ours.title)}{saw}", []).append(
+            {
+                "rival": visible(duel.rival.title),
+                "all": difference_text(duel.all),
+                "all_trend": _trend(duel.all),
+                "foreign": difference_text(duel.foreign),
+                "foreign_trend": _trend(duel.foreign),
+                "n": str(duel.all.n),
+            }
+        )
+    return found
+
+
+def _trend(found: Difference | None) -> str:
+    """Up or down where it is more than two standard errors from nothing."""
+    if found is None or found.se is None or abs(found.mean) <= 2 * found.se:
+        return "even"
+    return "up" if found.mean > 0 else "down"
+
+
+def _headline(section: Section) -> Headline | None:
+    fair = [duel for duel in section.duels if duel.ours.method not in TARGET_DATA]
+    if not fair:
+        return None
+    best = max(fair, key=_rivals_auroc)
+    ours, rival = best.ours.stat("auroc"), best.rival.stat("auroc")
+    assert ours is not None
+    assert rival is not None
+    note = "one seed in common, or none" if best.all.se is None else f"± {best.all.se:.2f}, {best.all.n} seeds"
+    figures = (number(ours.mean, 2), number(rival.mean, 2), signed(best.all.mean))
+    return Headline(visible(best.ours.title), visible(best.rival.title), figures, note)
+
+
+def _rivals_auroc(duel: Duel) -> float:
+    found = duel.rival.stat("auroc")
+    assert found is not None
+    return found.mean
+
+
+def _counted(values: dict[str, int], total: int) -> list[str]:
+    return [visible(name) if count == total else f"{visible(name)} ({count} units)" for name, count in values.items()]
+
+
+def _data(known: dict[str, Any], units: Sequence[Measured]) -> list[tuple[str, str, str, str]]:
+    """Every set: its name, train and test images, and what its content is known by."""
+    names = dict.fromkeys([*(unit.id for unit in units), *(name for unit in units for name in unit.tested), *known])
+    found = []
+    for name in names:
+        train = sorted({unit.train for unit in units if unit.id == name})
+        test = sorted({unit.tested[name] for unit in units if name in unit.tested})
+        sizes = [" or ".join(f"{size:,}" for size in some) or "–" for some in (train, test)]
+        digest = visible(str(known[name])[:16]) if name in known else "made from the familiar set"
+        found.append((visible(name), *sizes, digest))
+    return found
+
+
+def _said(value: Any) -> str:
+    return "no limit" if value is None else visible(str(value)[:200])
+
+
+def _source(name: str) -> str:
+    return files("onefold.report").joinpath(name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """What a content security policy knows an inline script or style by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

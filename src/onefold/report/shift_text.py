@@ -1,0 +1,182 @@
+"""The distribution-shift table in words: cells, rows and what has to be said about them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from onefold.report.score_page import visible
+from onefold.report.seeds import Difference, Stat
+from onefold.report.shift import Duel, Row, Section
+from onefold.report.shift_units import Collected
+
+NONE = "–"
+RULES = (
+    "Figures are per cent, mean ± standard deviation over seeds; means are over the foreign sets and the unclipped "
+    "perturbed one, as in the paper. Precision-recall is at equal class weight.",
+    "Rivals are shown at their best: of all their scores, with and without flips, whichever has the highest mean AUROC "
+    "on that set in hindsight. CSD uses its default score, fixed beforehand; by the paper's score it has extra rows.",
+)
+
+
+class Column(NamedTuple):
+    """A figure as it is shown; `digits` None is for what spans orders of magnitude."""
+
+    figure: str
+    head: str
+    digits: int | None = 2
+    lower: bool = False
+
+
+MAIN = (
+    Column("auroc", "AUROC"),
+    Column("auroc_foreign", "AUROC, foreign"),
+    Column("aupr_in", "AUPR-IN"),
+    Column("aupr_out", "AUPR-OUT"),
+    Column("fpr95", "FPR95", lower=True),
+    Column("accuracy", "Accuracy"),
+    Column("auroc_clipped", "AUROC, clipped"),
+)
+COST = (
+    Column("fit_s", "Fit, s", None, lower=True),
+    Column("score_us", "Score, µs per image", None, lower=True),
+    Column("parameters", "Trained weights", 0, lower=True),
+    Column("peak_mb", "Peak memory, MB", 0, lower=True),
+)
+
+
+class Cell(NamedTuple):
+    """A figure; `gap` is the distance to the paper's, `trend` says which way it points."""
+
+    mean: str
+    sd: str = ""
+    best: bool = False
+    gap: str = ""
+    trend: str = ""
+
+
+class Line(NamedTuple):
+    """A row of a table, `kind` is rival, ours or paper (ours by the paper's score); `detail` says that in words too."""
+
+    title: str
+    form: str
+    detail: str
+    kind: str
+    seeds: int
+    cells: list[Cell]
+
+
+def remarks(collected: Collected) -> list[str]:
+    """What a reader has to know of the whole run before its figures."""
+    settings, found = collected.about["settings"], []
+    cut = [f"{settings[part]:,} {part}" for part in ("train", "test") if type(settings.get(part)) is int]
+    if cut:
+        found.append(
+            f"Of every set at most {' and '.join(cut)} images were used: gaps to the paper are of unlike runs."
+        )
+    if collected.failures:
+        found.append(f"{len(collected.failures)} units failed; they are listed below with their reasons.")
+    if collected.skipped:
+        found.append(f"{len(collected.skipped)} files were left out; they are listed below with their reasons.")
+    return found
+
+
+def title_of(section: Section) -> str:
+    return "Average over all sets" if section.of_all else visible(section.name)
+
+
+def lines(section: Section, columns: Sequence[Column]) -> list[Line]:
+    """The rows of a section; the best of a column, as it is shown, is marked."""
+    by_column = [_cells(section.rows, column) for column in columns]
+    return [
+        Line(visible(row.title), form(row), detail(row), kind(row), len(row.seeds), [cells[i] for cells in by_column])
+        for i, row in enumerate(section.rows)
+    ]
+
+
+def kind(row: Row) -> str:
+    return "paper" if row.extra else "ours" if row.ours else "rival"
+
+
+def form(row: Row) -> str:
+    """What a row was ranked by."""
+    return visible(row.form if row.ours or row.best_of > 1 else row.form.replace("default score", "its one score"))
+
+
+def detail(row: Row) -> str:
+    """The same, and how it came about."""
+    if row.extra:
+        return f"{form(row)}, the paper's score"
+    return f"{form(row)}, fixed beforehand" if row.ours else form(row) + f", best of {row.best_of}" * (row.best_of > 1)
+
+
+def _cells(rows: Sequence[Row], column: Column) -> list[Cell]:
+    stats = [row.stat(column.figure) for row in rows]
+    texts = [NONE if stat is None else number(stat.mean, column.digits) for stat in stats]
+    known = [float(text.replace(",", "")) for text in texts if text != NONE]
+    best = (min if column.lower else max)(known) if known else None
+    return [
+        _cell(row, column, stat, text, text != NONE and float(text.replace(",", "")) == best)
+        for row, stat, text in zip(rows, stats, texts, strict=True)
+    ]
+
+
+def _cell(row: Row, column: Column, stat: Stat | None, text: str, best: bool) -> Cell:
+    if stat is None:
+        return Cell(text)
+    sd = "" if stat.sd is None or column.digits == 0 else number(stat.sd, column.digits)
+    paper = (row.paper or {}).get(column.figure)
+    if paper is None:
+        return Cell(text, sd, best)
+    gap = round(stat.mean - paper.mean, 2)
+    return Cell(text, sd, best, signed(gap), "up" if gap > 0 else "down" if gap < 0 else "even")
+
+
+def number(value: float, digits: int | None) -> str:
+    """With so many decimals, or three significant digits."""
+    if digits is None:
+        digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def difference_text(found: Difference | None) -> str:
+    if found is None:
+        return NONE
+    return signed(found.mean) + (" (no s.e.)" if found.se is None else f" ± {found.se:.2f}")
+
+
+class Grid(NamedTuple):
+    """A table in texts; a row has the kind of its line, and is set apart from rows of another kind."""
+
+    what: str
+    heads: list[str]
+    words: int
+    """How many columns hold words; the others hold numbers."""
+    rows: list[tuple[str, list[str | Cell]]]
+
+
+def grids(section: Section) -> list[Grid]:
+    """What there is to say of a section: how well, at what cost, and ours against each rival."""
+    found = []
+    for what, columns in (("Detection", MAIN), ("Cost", COST)):
+        rows = [
+            (line.kind, [line.title, line.detail, str(line.seeds), *line.cells])
+            for line in lines(section, columns)
+            if what == "Detection" or line.kind != "paper"
+        ]
+        found.append(Grid(what, ["Method", "Ranked by", "Seeds", *(column.head for column in columns)], 2, rows))
+    rows = [(duel.ours.method, _duel(duel)) for duel in section.duels]
+    heads = ["AUROC of", "less that of", "Difference", "Foreign sets only", "Seeds in common"]
+    return [*found, *([Grid("Differences", heads, 2, rows)] if rows else [])]
+
+
+def _duel(duel: Duel) -> list[str | Cell]:
+    return [
+        visible(duel.ours.title),
+        visible(duel.rival.title),
+        difference_text(duel.all),
+        difference_text(duel.foreign),
+        str(duel.all.n),
+    ]

@@ -1,0 +1,30 @@
+"""Work for the engines' tests: what a unit would do, in milliseconds, in whatever process it is called."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+
+def double(job: Any) -> dict[str, Any]:
+    """Twice the number; odd things for odd jobs."""
+    kind, value = job
+    if kind == "raise":
+        raise ValueError(f"no {value} today")
+    if kind == "die" and not Path(value).exists():
+        Path(value).write_text("died once")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"kind": kind, "value": 2 * len(str(value)), "process": os.getpid()}
+
+
+def slow(job: Any) -> dict[str, Any]:
+    """Write a line when it starts, then take a while: which node, which process."""
+    folder, number, seconds = job
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    with Path(folder, f"started-{number}").open("a") as file:
+        file.write(f"{node}\n")
+    time.sleep(seconds)
+    return {"number": number, "square": number * number}

@@ -1,0 +1,370 @@
+"""The benchmark: its grid, its units, its results folder, its engines, and runs that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import bench_work
+import numpy as np
+import pytest
+
+from onefold import cli, metrics
+from onefold.bench import cell
+from onefold.bench.engines import engine, processes, serial
+from onefold.bench.methods import Job
+from onefold.bench.results import Results
+from onefold.bench.run import Plan, planned, run
+from onefold.bench.sets import PERTURBED, choose, contexts, familiar, identity, load, strange_sets
+from onefold.bench.units import METHODS, PRESETS, Unit, grid, settings_of
+from onefold.errors import FileError, InputError
+
+SMOKE = PRESETS["smoke"]
+QUICK_METHODS = ("knn", "energy-noflips", "last_layer_gp")  # a few seconds in all
+
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_grid_has_ten_seeds_and_three_for_what_takes_long() -> None:
+    units = grid(PRESETS["paper"], ("mnist", "kmnist"))
+    seeds = {name: {unit.seed for unit in units if unit.method == name} for name in METHODS}
+    assert all(seeds[name] == set(range(3 if method.few else 10)) for name, method in METHODS.items())
+    assert {"ens15", "mcd", "laplace"} <= {name for name, method in METHODS.items() if method.few}
+    assert len(units) == len(set(units)) == 2 * sum(map(len, seeds.values()))
+    assert str(Unit("csd_aug", "fashion_mnist", 3)) == "csd_aug/fashion_mnist/seed3"
+
+
+def test_a_run_that_is_cut_short_has_every_method_at_the_first_seeds() -> None:
+    units = grid(PRESETS["paper"], ("mnist",), ("csd", "rnd"))
+    assert [(unit.seed, unit.method) for unit in units[:4]] == [(0, "csd"), (0, "rnd"), (1, "csd"), (1, "rnd")]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [({"methods": ("dance",)}, "no method 'dance'; known are"), ({"preset": "slow"}, "no preset 'slow'"),
+     ({"seeds": (-1,)}, "a seed is a whole number from 0"), ({"engine": "steam"}, "no engine 'steam'"),
+     ({"workers": 0}, "at least 1 worker"), ({"ids": ("mnist",)}, "runs on embedded data"),
+     ({"preset": "quick", "ids": ("nowhere",)}, "no set 'nowhere'"), ({"preset": "quick"}, "no image sets")],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused_before_anything_is_written(plan: Any, message: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=message):
+        list(run(Plan(out=out, data_dir=tmp_path, **{"preset": "smoke", **plan})))
+    assert not list(out.glob("*.json"))
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def make_set(folder: Path, name: str, count: int, seed: int, *, labels: bool = True) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = {"x_train": rng.integers(0, 256, (count, 28, 28)), "x_test": rng.integers(0, 256, (count // 2, 28, 28))}
+    arrays = {key: value.astype(np.uint8) for key, value in arrays.items()}
+    if labels:
+        arrays |= {"y_train": np.arange(count) % 4, "y_test": np.arange(count // 2) % 4}
+    np.savez(folder / f"{name}.npz", **arrays)
+
+
+def test_sets_are_found_by_family_and_ones_own_by_path(tmp_path: Path) -> None:
+    for seed, name in enumerate(["mnist", "kmnist_10k", "notmnist_22k", "other"]):
+        make_set(tmp_path, name, 40, seed)
+    assert choose(PRESETS["quick"], tmp_path, (), ()).ids == ("mnist", "kmnist_10k", "notmnist_22k")
+    make_set(tmp_path, "kmnist", 40, 9)
+    assert choose(PRESETS["quick"], tmp_path, (), ()).ids == ("mnist", "kmnist", "notmnist_22k")
+    own = f"mine={tmp_path / 'other.npz'}"
+    data = choose(PRESETS["quick"], tmp_path, ("mnist", own), ("kmnist_10k",))
+    assert set(strange_sets(data, "mnist", PRESETS["quick"])) == {
+        "mine",
+        "kmnist_10k",
+        "perturbed",
+        "perturbed_clipped",
+    }
+    assert set(strange_sets(data, own, PRESETS["quick"])) == {"mnist", "kmnist_10k", "perturbed", "perturbed_clipped"}
+    assert set(identity(data, PRESETS["quick"])) == {"mine", "mnist", "kmnist_10k"}
+
+
+def test_a_familiar_set_needs_labels(tmp_path: Path) -> None:
+    make_set(tmp_path, "mnist", 40, 0)
+    make_set(tmp_path, "bare", 40, 1, labels=False)
+    data = choose(PRESETS["quick"], tmp_path, ("bare",), ("mnist",))
+    with pytest.raises(InputError, match="bare has no labels"):
+        familiar(data, "bare", PRESETS["quick"])
+
+
+def test_contexts_never_hold_an_image_that_is_evaluated(tmp_path: Path) -> None:
+    for seed, name in enumerate(["mnist", "kmnist", "notmnist"]):
+        make_set(tmp_path, name, 60, seed)
+    data, preset = choose(PRESETS["quick"], tmp_path, (), ()), PRESETS["quick"]
+    drawn = contexts(data, "mnist", preset, seed=0)
+    assert len(drawn) == 3 * 60
+    seen = {image.tobytes() for image in drawn}
+    evaluated = [*strange_sets(data, "mnist", preset).values(), familiar(data, "mnist", preset).x_test]
+    assert not seen & {image.tobytes() for x in evaluated for image in x}
+    trains = {image.tobytes() for name in ("kmnist", "notmnist") for image in load(name, tmp_path, None, None).x_train}
+    assert sum(image.tobytes() in trains for image in drawn) == 2 * 60
+    assert not np.array_equal(drawn, contexts(data, "mnist", preset, seed=1))
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_what_they_say() -> None:
+    familiar_scores, strange_scores = np.arange(1000.0), np.arange(500.0, 1500.0)
+    found = dict(zip(cell.RATES, cell.roc(familiar_scores, strange_scores), strict=True))
+    assert found[0.1] == pytest.approx(0.6, abs=0.002)  # 900 and above are alarms
+    assert found[1.0] == 1.0
+    assert list(found.values()) == sorted(found.values())
+    counts = cell.histogram(familiar_scores, {"s": strange_scores})["counts"]
+    assert sum(counts["familiar"]) == sum(counts["s"]) == 1000
+    right = familiar_scores < 500
+    kept = dict(zip(cell.KEPT, cell.rejection(familiar_scores, right), strict=True))
+    assert kept[1.0] == 0.5
+    assert kept[0.5] == 1.0
+
+
+def test_means_are_over_foreign_sets_and_the_unclipped_perturbed_one() -> None:
+    strange = {
+        "a": {"auroc": 90.0},
+        "b": {"auroc": 60.0},
+        "perturbed": {"auroc": 30.0},
+        "perturbed_clipped": {"auroc": 0.0},
+    }
+    assert cell.means(strange, "auroc") == (60.0, 75.0)
+
+
+def test_a_unit_says_everything(tmp_path: Path) -> None:
+    data = choose(SMOKE, tmp_path, (), ())
+    job = Job(Unit("last_layer_gp", "digits", 0), SMOKE, data, tmp_path)
+    result = cell.run_unit(job)
+    assert json.loads(json.dumps(result)) == result
+    assert set(result["scores"]) == {"score", "variance", "relative"}
+    assert set(result["scores"]["score"]) == {"letters", "perturbed", "perturbed_clipped"}
+    assert {"commit", "date", "device", "torch"} <= set(result)
+    assert result["scores"]["score"]["letters"]["auroc"] > 95
+    import onefold
+
+    images = familiar(data, "digits", SMOKE)
+    gp = onefold.LastLayerGP(seed=0).fit(images.x_train)
+    by_hand = 100 * metrics.auroc(gp.score(images.x_test), gp.score(strange_sets(data, "digits", SMOKE)["letters"]))
+    assert result["scores"]["score"]["letters"]["auroc"] == pytest.approx(by_hand)
+    assert 0.1 < result["accuracy"] < 1
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1  # the separate classifier, for the next unit
+
+
+def test_a_damaged_classifier_is_made_again(tmp_path: Path) -> None:
+    job = Job(Unit("energy", "digits", 0), SMOKE, choose(SMOKE, tmp_path, (), ()), tmp_path)
+    first = cell.run_unit(job)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    assert cell.run_unit(job)["scores"] == first["scores"]
+    assert file.stat().st_size > 1000
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def begun(folder: Path) -> Results:
+    results = Results(folder)
+    results.begin(settings_of(SMOKE), {"digits": "abc"})
+    return results
+
+
+def test_a_folder_belongs_to_settings_and_data(tmp_path: Path) -> None:
+    results = begun(tmp_path / "r")
+    results.begin(settings_of(SMOKE), {"digits": "abc", "letters": "def"})
+    assert results.about()["data"] == {"digits": "abc", "letters": "def"}
+    with pytest.raises(InputError, match="preset 'smoke' with other settings: name another folder"):
+        results.begin(settings_of(PRESETS["quick"]), {"digits": "abc"})
+    with pytest.raises(InputError, match="other images of 'digits'"):
+        results.begin(settings_of(SMOKE), {"digits": "xyz"})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="not empty and holds no benchmark"):
+        begun(tmp_path / "full")
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    results = begun(tmp_path)
+    path = tmp_path / "bench.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(FileError, match=r"bench\.json: was written in format 99, this version reads 1"):
+        results.about()
+
+
+def test_a_unit_cut_short_is_done_again_and_named_in_reports(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = list(run(Plan(out=out, preset="smoke", methods=("last_layer_gp",))))
+    path = Results(out).path(first[0].unit)
+    whole = path.read_text()
+    for damage in ("", whole[: len(whole) // 2], "[]", '{"format": 1}', whole.replace('"accuracy"', '"akkuracy"')):
+        path.write_text(damage)
+        assert Results(out).read(first[0].unit) is None
+        results, bad = Results(out).every()
+        assert not results
+        assert len(bad) == 1
+        assert str(path) in bad[0]
+    again = list(run(Plan(out=out, preset="smoke", methods=("last_layer_gp",))))
+    assert not again[0].before
+    assert again[0].result is not None
+    assert again[0].result["scores"] == first[0].result["scores"]  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    with Results(tmp_path).locked(), pytest.raises(InputError, match="another run is writing"):
+        list(run(Plan(out=tmp_path, preset="smoke", methods=("knn",))))
+
+
+def test_failures_are_kept_with_their_reason_and_forgotten_when_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(job: Any) -> Any:
+        raise RuntimeError(f"no luck with {job.unit}")
+
+    arguments = ["bench", "run", "-o", str(tmp_path / "r"), "--preset", "smoke", "--methods", "last_layer_gp"]
+    with monkeypatch.context() as patched:
+        patched.setattr("onefold.bench.run.run_unit", broken)
+        assert cli.main(arguments) == 1
+    assert "RuntimeError: no luck with last_layer_gp/digits/seed0" in capsys.readouterr().err
+    (failure,) = Results(tmp_path / "r").failures()
+    assert "Traceback" in failure["traceback"]
+    assert cli.main(arguments) == 0
+    assert not Results(tmp_path / "r").failures()
+    assert len(Results(tmp_path / "r").every()[0]) == 1
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def test_engines_answer_for_every_job() -> None:
+    jobs = [("plain", "abc"), ("raise", "bread"), ("plain", "abcd")]
+    for map_over in (serial, processes):
+        done = sorted(map_over(bench_work.double, jobs, 2), key=lambda d: d.place)
+        assert [d.result and d.result["value"] for d in done] == [6, None, 8]
+        assert done[1].reason == "ValueError: no bread today"
+
+
+def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:
+    jobs: list[Any] = [("die", str(tmp_path / "once")), *(("plain", "x" * i) for i in range(1, 7))]
+    done = sorted(processes(bench_work.double, jobs, 1), key=lambda d: d.place)
+    assert len(done) == 7
+    assert done[0].result is None
+    assert "killed" in done[0].reason
+    assert [d.result["value"] for d in done[1:] if d.result] == [2, 4, 6, 8, 10, 12]
+
+
+def test_processes_give_the_table_of_a_serial_run(tmp_path: Path) -> None:
+    plans = [
+        Plan(out=tmp_path / name, preset="smoke", methods=QUICK_METHODS, engine=name)
+        for name in ("serial", "processes")
+    ]
+    tables = [sorted((str(p.unit), json.dumps(p.result["scores"])) for p in run(plan) if p.result) for plan in plans]
+    assert len(tables[0]) == len(QUICK_METHODS)
+    assert [unit for unit, _ in tables[0]] == [unit for unit, _ in tables[1]]
+    for (_, one), (_, other) in zip(*tables, strict=True):
+        for kind, sets in json.loads(one).items():
+            for name, values in sets.items():
+                assert values == pytest.approx(json.loads(other)[kind][name], abs=0.05)  # threads round differently
+
+
+@pytest.mark.slow
+def test_ray_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    doomed = cluster.add_node(num_cpus=1)
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
+    try:
+        names = {node["NodeID"]: node for node in ray.nodes()}
+        assert len(names) == 2
+        jobs = [(str(tmp_path), number, 3.0) for number in range(4)]
+
+        def lose_it() -> None:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                nodes = {line for path in tmp_path.glob("started-*") for line in path.read_text().split()}
+                if len(nodes) == 2:  # a task runs on it
+                    cluster.remove_node(doomed, allow_graceful=False)
+                    return
+                time.sleep(0.1)
+
+        thread = threading.Thread(target=lose_it)
+        thread.start()
+        done = sorted(engine("ray")(bench_work.slow, jobs), key=lambda d: d.place)
+        thread.join()
+        assert [d.result for d in done] == [d.result for d in serial_squares(jobs)]
+        starts = sum(len(path.read_text().split()) for path in tmp_path.glob("started-*"))
+        assert starts > len(jobs)  # one was lost in the middle and began anew
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def serial_squares(jobs: list[Any]) -> list[Any]:
+    from onefold.bench.engines import Done
+
+    return [Done(place, {"number": n, "square": n * n}) for place, (_, n, _) in enumerate(jobs)]
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------------------
+
+
+def stopped_after(arguments: list[str], seconds: float) -> int | None:
+    """Start a run and kill it; its exit status if it was done before."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onefold.cli", *arguments], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return None
+
+
+@pytest.mark.slow
+def test_a_run_killed_many_times_ends_with_the_undisturbed_table(tmp_path: Path) -> None:
+    methods = ("knn", "energy", "last_layer_gp", "csd", "rnd", "csd_post_hoc")
+    arguments = [
+        "bench",
+        "run",
+        "-o",
+        str(tmp_path / "killed"),
+        "--preset",
+        "smoke",
+        "--seeds",
+        "0",
+        "1",
+        "--methods",
+        *methods,
+    ]
+    rng, kills = np.random.default_rng(0), 0
+    while stopped_after(arguments, float(rng.uniform(2, 15)) + 2 * kills) is None:
+        kills += 1
+        assert kills < 60
+    assert kills >= 3
+    undisturbed = {
+        str(p.unit): p.result for p in run(Plan(out=tmp_path / "calm", preset="smoke", methods=methods, seeds=(0, 1)))
+    }
+    results, bad = Results(tmp_path / "killed").every()
+    assert not bad
+    assert sorted(r["unit"] for r in results) == sorted(undisturbed)
+    for result in results:
+        calm = undisturbed[result["unit"]]
+        assert calm is not None
+        assert result["scores"] == calm["scores"]
+        assert result["accuracy"] == calm["accuracy"]
+    assert not list((tmp_path / "killed").rglob("*.tmp*"))
+
+
+def test_planned_jobs_share_one_folder_for_classifiers(tmp_path: Path) -> None:
+    jobs, results = planned(Plan(out=tmp_path / "o", preset="smoke"))
+    assert {job.cache for job in jobs} == {results.classifiers.absolute()}
+    assert {job.unit.method for job in jobs} == set(METHODS)

@@ -56,7 +56,7 @@ class BenchRun:
 class Ablate:
     """What each choice in CSD is worth: initialisation, kernel, pairs in the loss, contexts, score.
 
-    One table on FashionMNIST and KMNIST (or the part of it that is there), three seeds; it goes on where it was stopped.
+    One table on FashionMNIST and KMNIST (or the part of it that is there), three seeds. A stopped run goes on.
     """
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]

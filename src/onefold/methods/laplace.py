@@ -1,4 +1,4 @@
-"""Laplace approximation (MacKay, 1992; Immer et al., 2021) by laplace-torch: one classifier, and networks drawn around it."""
+"""Laplace approximation (Immer et al., 2021) by laplace-torch: one classifier, and networks drawn around it."""
 
 import contextlib
 import copy

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from onefold.bench import cell
 from onefold.bench.engines import engine, processes, serial
 from onefold.bench.methods import Job
 from onefold.bench.results import Results
-from onefold.bench.run import Plan, planned, run
+from onefold.bench.run import Plan, ablation, planned, run
+from onefold.bench.search import DROPOUT, LEARNING_RATES, search
 from onefold.bench.sets import PERTURBED, choose, contexts, familiar, identity, load, strange_sets
-from onefold.bench.units import METHODS, PRESETS, Unit, grid, settings_of
+from onefold.bench.units import ABLATION, METHODS, PRESETS, TABLE, Unit, grid, settings_of
 from onefold.errors import FileError, InputError
 
 SMOKE = PRESETS["smoke"]
@@ -33,8 +35,9 @@ QUICK_METHODS = ("knn", "energy-noflips", "last_layer_gp")  # a few seconds in a
 
 def test_the_papers_grid_has_ten_seeds_and_three_for_what_takes_long() -> None:
     units = grid(PRESETS["paper"], ("mnist", "kmnist"))
-    seeds = {name: {unit.seed for unit in units if unit.method == name} for name in METHODS}
-    assert all(seeds[name] == set(range(3 if method.few else 10)) for name, method in METHODS.items())
+    seeds = {name: {unit.seed for unit in units if unit.method == name} for name in TABLE}
+    assert all(seeds[name] == set(range(3 if METHODS[name].few else 10)) for name in TABLE)
+    assert not {unit.method for unit in units} - set(TABLE)
     assert {"ens15", "mcd", "laplace"} <= {name for name, method in METHODS.items() if method.few}
     assert len(units) == len(set(units)) == 2 * sum(map(len, seeds.values()))
     assert str(Unit("csd_aug", "fashion_mnist", 3)) == "csd_aug/fashion_mnist/seed3"
@@ -362,4 +365,57 @@ def test_a_run_killed_many_times_ends_with_the_undisturbed_table(tmp_path: Path)
 def test_planned_jobs_share_one_folder_for_classifiers(tmp_path: Path) -> None:
     jobs, results = planned(Plan(out=tmp_path / "o", preset="smoke"))
     assert {job.cache for job in jobs} == {results.classifiers.absolute()}
-    assert {job.unit.method for job in jobs} == set(METHODS)
+    assert {job.unit.method for job in jobs} == set(TABLE)
+
+
+# --- ablation and search ----------------------------------------------------------------------------------------------
+
+
+def test_an_ablation_is_every_form_of_csd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, name in enumerate(["fashion_mnist", "mnist", "kmnist_10k"]):
+        make_set(tmp_path, name, 40, seed)
+    plans: list[Plan] = []
+    monkeypatch.setattr("onefold.bench.run.run", lambda plan: plans.append(plan) or iter(()))
+    list(ablation(Plan(out=tmp_path / "a", preset="ablate", data_dir=tmp_path)))
+    assert plans[0].methods == ABLATION
+    assert set(ABLATION) == {name for name, method in METHODS.items() if method.ours}
+    assert plans[0].ids == ("fashion_mnist", "kmnist_10k")
+    assert plans[0].strange == ("mnist",)
+
+
+@pytest.mark.parametrize("method", ["csd-small_init", "csd-random_pairs", "csd-full_ntk", "csd_post_hoc-train"])
+def test_every_form_of_csd_is_another_detector(method: str, tmp_path: Path) -> None:
+    short = replace(SMOKE, steps=15, batch=8, warmup=2, train=150, test=60)
+    data = choose(short, tmp_path, (), ())
+    jobs = [Job(Unit(name, "digits", 0), short, data, tmp_path) for name in (method, "csd")]
+    found = [cell.run_unit(job)["scores"]["relative"]["letters"]["auroc"] for job in jobs]
+    assert found[0] != found[1]
+
+
+def test_a_search_tries_every_value_once_and_goes_on_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def quick(job: Job) -> dict[str, Any]:
+        asked.append(job.rates)
+        value = 90 - abs(np.log10(job.rates.mcd) + 3) - abs(job.rates.dropout - 0.25)
+        if job.rates.mcd == 0.1:
+            raise RuntimeError("diverged")
+        strange = {name: {"auroc": value} for name in ("letters", *PERTURBED)}
+        return {"scores": {"score": strange}, "default": "score"}
+
+    monkeypatch.setattr("onefold.bench.search.run_unit", quick)
+    plan = Plan(out=tmp_path / "s", preset="smoke")
+    tried = list(search(plan, "mcd"))
+    assert [(t.rate, t.value) for t in tried] == [
+        *(("mcd", rate) for rate in LEARNING_RATES), *(("dropout", rate) for rate in DROPOUT),
+    ]  # fmt: skip
+    assert tried[6].reason == "RuntimeError: diverged"
+    assert {rates.dropout for rates in asked[:7]} == {0.15}  # as in the paper's table
+    assert {rates.mcd for rates in asked[7:]} == {1e-3}
+    again = list(search(plan, "mcd"))
+    assert [t.auroc for t in again] == [t.auroc for t in tried]
+    assert len(asked) == 13  # only what failed was tried again
+    with pytest.raises(InputError, match="no search space for 'knn'"):
+        list(search(plan, "knn"))

@@ -31,6 +31,7 @@ from onefold.distil import (
 )
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.fit import Labels
+from onefold.distil.loss import random_pairs_loss
 from onefold.distil.wide import distil_wide, wide_similarity
 from onefold.errors import InputError
 from onefold.exact import ntk_gp
@@ -153,6 +154,23 @@ def test_loss_by_hand() -> None:
     g = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     labels = torch.tensor([[0.0, 2.0], [1.0, 1.0]])
     assert float(similarity_loss(g, labels)) == (0.5 * 1 + 0.5 * 9) / 2 + (0.0 + 0.5 * 4) / 2
+
+
+def test_the_loss_over_random_pairs_by_hand() -> None:
+    g, labels = torch.tensor([[9.0, 1.0, 9.0], [9.0, 9.0, 2.0], [4.0, 9.0, 9.0]]), torch.zeros(3, 3)
+    assert float(random_pairs_loss(g, labels)) == pytest.approx(0.5 * (1 + 4 + 16) / 3)
+
+
+def test_random_pairs_train_another_model() -> None:
+    x = torch.randn(64, 3, generator=Generator().manual_seed(0))
+    found = []
+    for pairs in ("all", "random"):
+        sizes = Architecture(hidden=(16,), outputs=8, pairs=pairs)  # pyright: ignore[reportArgumentType]
+        model = similarity_model((3,), nn.Identity(), sizes, Generator().manual_seed(1))
+        for _ in distillation(model, x, Features(lambda z: z), TrainContexts(), Recipe(steps=20, batch=16), 0):
+            pass
+        found.append(model(x, x).detach())
+    assert not torch.allclose(*found)
 
 
 def test_gap_survives_where_the_plain_difference_cancels() -> None:

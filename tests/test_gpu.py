@@ -1,6 +1,7 @@
 """The same on a GPU: compiled steps and graph replays train like plain ones, and agree with the CPU."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from onefold.data import digits, letters
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
 from onefold.kernels import empirical_ntk, from_model, last_layer
+from onefold.methods import sampling
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import auroc, rank_correlation
 from onefold.nets import MLP, Standardise
@@ -112,6 +114,38 @@ def test_ensemble_on_the_gpu() -> None:
     recipe = Recipe(steps=300, batch=64)
     ensemble = onefold.DeepEnsemble(3, channels=(8, 16), recipe=recipe, device="cuda").fit(data.x_train, data.y_train)
     assert np.mean(ensemble.predict(data.x_test) == data.y_test) > 0.95
+
+
+@pytest.mark.parametrize("keywords", [{}, {"augment": "crops"}, {"sampler": "baoa"}])
+def test_captured_chains_walk_like_plain_ones(keywords: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = digits()
+
+    def fitted(seed: int = 0) -> onefold.SGMCMC:
+        sizes: dict[str, Any] = {"channels": (8,), "hidden": (64,), "batch": 64, "burn_in": 20}
+        chain = onefold.SGMCMC(8, lr=1e-4, seed=seed, device="cuda", **sizes, **keywords)
+        return chain.fit(data.x_train, data.y_train)
+
+    state = torch.cuda.get_rng_state()
+    graphed = fitted()
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    graphs: list[None] = []
+    monkeypatch.setattr(sampling, "_replayed", lambda step, *_: graphs.append(None) or step)
+    plain, other = fitted(), fitted(seed=1)
+    assert len(graphs) == 2
+    assert np.mean(graphed.predict(data.x_test) == data.y_test) > 0.7
+    near, far = (np.abs(graphed.probabilities(data.x_test) - c.probabilities(data.x_test)) for c in (plain, other))
+    print(f"{keywords}: acceptance {graphed.acceptance:.2f}, plain {plain.acceptance:.2f}, apart {near.mean():.1e}")
+    assert near.mean() < 0.2 * far.mean(), "the same noise and minibatches"
+
+
+def test_a_chain_on_the_gpu_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    data, path = digits(), tmp_path / "chain.ckpt"
+
+    def chain() -> onefold.SGMCMC:
+        return onefold.SGMCMC(4, burn_in=4, channels=(8,), hidden=(64,), device="cuda")
+
+    first = chain().fit(data.x_train, data.y_train, checkpoint=path).score(data.x_test)
+    np.testing.assert_array_equal(chain().fit(data.x_train, data.y_train, checkpoint=path).score(data.x_test), first)
 
 
 def test_a_users_model_may_stay_on_the_cpu() -> None:

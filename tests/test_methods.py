@@ -247,6 +247,11 @@ def test_the_score_is_the_one_asked_for() -> None:
     ("call", "message"),
     [("CSD(score='entropy')", "score is one of combined, variance, relative, not 'entropy'"),
      ("LastLayerGP(score='entropy')", "score is one of combined, variance, relative, not 'entropy'"),
+     ("MCDropout(augment='blurs')", "augment is one of none, crops, flips, not 'blurs'"),
+     ("Laplace(score='anger')", "score is one of mutual_information, entropy, variance, not 'anger'"),
+     ("distil.Architecture(pairs='some')", "pairs is one of all, random, not 'some'"),
+     ("MCDropout(rate=1.5)", "the dropout rate lies between 0 and 1, not 1.5"),
+     ("Laplace(prior_precision=0.0)", "the prior precision must be positive, not 0.0"),
      ("DeepEnsemble(score='relative')", "score is one of mutual_information, entropy, variance, not 'relative'"),
      ("CSD(onefold.nets.nn.Linear(2, 2))",
       "the kernel is a model: use kernels.from_model(model) for the kernel of its features"),
@@ -373,3 +378,103 @@ def test_bad_labels_are_refused(labels: Any, message: str) -> None:
         MAKERS["DeepEnsemble"]().fit(vectors(), labels)
     with pytest.raises(InputError, match="at least 2 members"):
         onefold.DeepEnsemble(1)
+
+
+# --- how the labelled methods learn -----------------------------------------------------------------------------------
+
+
+def members_of(method: Any) -> Any:
+    return method._fitted().scorer.members
+
+
+def quadrants(generator: Generator, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    x = torch.randn(n, 2, generator=generator).numpy()
+    return x, (x[:, 0] > 0).astype(int) + 2 * (x[:, 1] > 0)
+
+
+@pytest.mark.parametrize("name", ["MCDropout", "Laplace"])
+def test_labelled_methods_learn(name: str, generator: Generator) -> None:
+    x, y = quadrants(generator)
+    method = getattr(onefold, name)(10, hidden=(64,), recipe=Recipe(steps=300, batch=32, lr=3e-3)).fit(x[:200], y[:200])
+    assert metrics.accuracy(method.predict(x[200:]), y[200:]) > 0.85
+    said = method.judgements(x)
+    np.testing.assert_array_equal(said["predicted"], method.predict(x))
+    np.testing.assert_array_equal(said["mutual_information"], method.score(x))
+    p = torch.from_numpy(method.probabilities(x))
+    np.testing.assert_allclose(said["entropy"], entropy(p))
+    np.testing.assert_allclose(said["variance"], variance(p))
+    boundary = np.abs(x).min(1) < 0.1
+    assert said["entropy"][boundary].mean() > 2 * said["entropy"][~boundary].mean()
+
+
+def test_dropped_units_are_the_asked_share_and_the_same_for_every_input() -> None:
+    method = onefold.MCDropout(200, rate=0.3, channels=(4,), hidden=(32,), recipe=SHORT).fit(
+        pictures(40, 8, 8), np.arange(40) % 2
+    )
+    net = method._fitted().scorer.members
+    assert net.kept.shape == (200, 4 * 4 * 4 + 32)
+    assert float(net.kept.float().mean()) == pytest.approx(0.7, abs=0.02)
+    assert [size.numel() for size in net.sizes] == [64, 32]
+    x = torch.rand(3, 1, 8, 8)
+    by_hand = []
+    for kept in net.kept[:5]:
+        z = torch.relu(net.net.trunk(net.first(x))).flatten(1) * kept[:64] / 0.7
+        z = torch.relu(net.net.mlp.hidden[0](z)) * kept[64:] / 0.7
+        by_hand.append(net.net.mlp.head(z))
+    torch.testing.assert_close(net(x)[:5], torch.stack(by_hand), rtol=1e-4, atol=1e-5)
+
+
+def test_a_strong_prior_leaves_no_doubt_and_a_weak_one_leaves_more(generator: Generator) -> None:
+    x, y = quadrants(generator)
+    found = {
+        precision: onefold.Laplace(20, prior_precision=precision, hidden=(16,), recipe=SHORT).fit(x, y).score(x).mean()
+        for precision in (1e12, 1e3, 1e1)
+    }
+    assert found[1e12] < 1e-8
+    assert found[1e12] < found[1e3] < found[1e1]
+
+
+def test_laplace_of_a_linear_classifier_is_the_textbooks(generator: Generator) -> None:
+    """Two classes, one layer, prior alone (almost no data): weights are drawn from N(MAP, 1/precision)."""
+    x, y = quadrants(generator, 4)
+    method = onefold.Laplace(800, prior_precision=50.0, hidden=(), recipe=Recipe(steps=2, batch=2))
+    nets = members_of(method.fit(1e-3 * x, y % 2)).nets
+    heads = torch.stack([net[1].head.bias.detach() for net in nets])
+    # curvature of the biases: Σ over 4 samples of diag(p) − p pᵀ, with p ≈ ½: 4 · ¼ · [[1, −1], [−1, 1]]
+    exact = torch.linalg.inv(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) + 50 * torch.eye(2))
+    torch.testing.assert_close(torch.cov(heads.T), exact.to(heads.dtype), rtol=0.15, atol=2e-3)
+
+
+def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "laplace", None)
+    with pytest.raises(onefold.OnefoldError, match=r"pip install 'onefold\[laplace\]' and then pip install --no-deps"):
+        MAKERS["Laplace"]().fit(vectors(), np.arange(60) % 3)
+
+
+@pytest.mark.parametrize("kind", ["crops", "flips"])
+def test_train_images_are_cropped_and_flipped_as_asked(kind: str) -> None:
+    from onefold.distil.augment import augment
+    from onefold.methods.classifier import CHAINS
+
+    chain = CHAINS[kind]
+    assert chain is not None
+    image = torch.zeros(1, 1, 9, 9)
+    image[..., 4, 6] = 1.0  # right of the middle
+    u = torch.rand(4000, 14, generator=Generator().manual_seed(0))
+    found = augment(image.expand(4000, -1, -1, -1), u, chain)[:, 0]
+    columns = (found.sum(1) * torch.arange(9.0)).sum(1) / found.sum((1, 2)).clamp(min=1e-6)
+    mirrored = float((columns[found.sum((1, 2)) > 0.05] < 4).float().mean())
+    assert mirrored == pytest.approx(0.5 if kind == "flips" else 0.0, abs=0.05)
+    narrowest = (1 / 1.69) ** 0.5
+    spread = columns[columns > 4] - 4
+    assert float(spread.max()) < 2 / narrowest + 2 * (1 - narrowest) * 4 / narrowest
+
+
+def test_augmented_training_is_for_images() -> None:
+    with pytest.raises(InputError, match="augment='crops' is for images"):
+        MAKERS["DeepEnsemble"](augment="crops").fit(vectors(), np.arange(60) % 3)
+    plain, changed = (
+        MAKERS["DeepEnsemble"](augment=kind).fit(pictures(40, 8, 8), np.arange(40) % 3).score(pictures(5, 8, 8))
+        for kind in ("none", "flips")
+    )
+    assert not np.allclose(plain, changed)

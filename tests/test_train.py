@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,22 @@ def test_adam_with_the_schedule_is_torchs_adam() -> None:
         adam.step()
         torch.testing.assert_close(update.loss, loss.detach())
     torch.testing.assert_close(net.weight, theirs.weight)
+
+
+def test_losses_side_by_side_train_as_they_do_alone() -> None:
+    def loss_of(theta: nn.Parameter, column: int) -> Any:
+        return lambda integers, uniforms: (theta - uniforms[:, column] - integers[:, column] % 3).square().mean()
+
+    recipe = Recipe(steps=30, batch=4, lr=0.1)
+    together = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    losses = [loss_of(theta, i) for i, theta in enumerate(together)]
+    sums = [float(update.loss) for update in Training(together, losses, recipe, Draws(4, 2, 2, 0, CPU))]
+    alone, parts = [nn.Parameter(torch.zeros(1)) for _ in range(2)], []
+    for i, theta in enumerate(alone):
+        training_ = Training([theta], loss_of(theta, i), recipe, Draws(4, 2, 2, 0, CPU))
+        parts.append([float(update.loss) for update in training_])
+    torch.testing.assert_close(torch.stack([*together]), torch.stack([*alone]))
+    np.testing.assert_allclose(sums, np.sum(parts, axis=0), rtol=1e-5)
 
 
 def test_the_loss_reported_is_that_of_the_last_tenth() -> None:

@@ -16,7 +16,7 @@ from onefold.fitted import Fitted
 from onefold.methods.classifier import Targets
 from onefold.nets import finished
 from onefold.samples import Learned
-from onefold.types import ArrayLike, Scores
+from onefold.types import ArrayLike
 
 Disagreement: TypeAlias = Literal["mutual_information", "entropy", "variance"]
 
@@ -68,7 +68,7 @@ class Predicts(Detector):
         mean = np.concatenate([said.mean(0) for said in self._said(x)])
         return mean if self._fitted().about["regression"] else mean.argmax(1)
 
-    def judgements(self, x: ArrayLike) -> dict[str, Scores]:
+    def judgements(self, x: ArrayLike) -> dict[str, NDArray[Any]]:
         """In one pass: the class that the members find likeliest ("predicted"), and every way of disagreeing."""
         if self._fitted().about["regression"]:
             raise InputError("regressors disagree in one way only, by their variance: call score(x)")

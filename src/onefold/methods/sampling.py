@@ -80,12 +80,12 @@ class Posterior:
         x = self.samples[self.index]
         logits = self.logits(theta, x if self.change is None else self.change(x, self.uniforms))
         misfit = F.cross_entropy(logits, self.labels[self.index])
-        return self.count * misfit + theta.square() @ self.precision / 2
+        return self.count * misfit + (theta.square() * self.precision).sum() / 2
 
     @torch.no_grad()
     def whole(self, theta: Float[Tensor, " d"]) -> Float64[Tensor, ""]:
         """U of all data as they are, without augmentation."""
-        total = theta.double().square() @ self.precision.double() / 2
+        total = (theta.double().square() * self.precision).sum() / 2
         for index in torch.arange(self.count, device=self.labels.device).split(self.at_once):
             logits = self.logits(theta, self.samples[index]).double()
             total = total + F.cross_entropy(logits, self.labels[index], reduction="sum")
@@ -95,7 +95,7 @@ class Posterior:
 def there_and_back(count: int, batch: int, length: int, generator: Generator) -> Int[Tensor, "length batch"]:
     """Which samples are in which minibatch of a trajectory: random arrangements of all data, and the same way back.
 
-    Minibatches between two arrangements are disjoint; the sequence is its own reverse, as the correction asks for.
+    The minibatches of one arrangement are disjoint. The sequence is its own reverse, which the correction needs.
     """
     each, half = count // batch, -(-length // 2)
     device = generator.device

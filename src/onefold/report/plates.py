@@ -27,7 +27,7 @@ DARK = {
 OURS = ("#c2410c", "#a3478f", INK, "#b87800")
 RIVALS = ("#0068a8", "#00785a", "#566270", "#3d94cc")
 DASHES: Sequence[Any] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.6, 1.2, 1.6)), (0, (8, 3)))
-OURS_MARKS, RIVAL_MARKS = "oDph", "s^vPX<>8"
+OURS_MARKS, RIVAL_MARKS = "oDp*", "s^vPX<>8dH"
 SIZE = (3.7, 2.9)  # inches of a panel: the width of a phone
 LONGEST = 30  # letters of a name in a picture
 RC: dict[Any, Any] = {
@@ -142,7 +142,7 @@ def plain(text: str, longest: int = LONGEST) -> str:
     """A stranger's text as a picture can hold it: short, no mathematics, no letter that the font lacks."""
     text = "".join(letter if ord(letter) in _letters() else "□" for letter in visible(text))
     text = text if len(text) <= longest else f"{text[: longest - 9]}…{text[-8:]}"
-    return (f" {text}" if text.startswith("_") else text).replace("\\", "⧵").replace("$", r"\$")
+    return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def _letters() -> frozenset[int]:
 
 def tidy(ax: Axes, title: str, x: str = "", y: str = "") -> None:
     """The look of every panel."""
-    ax.set_title(title, fontsize=9, color=INK, loc="left")
+    ax.set_title(title, fontsize=9 * min(1, LONGEST / max(len(title), 1)), color=INK, loc="left")
     ax.set_xlabel(x, fontsize=8, color=INK)
     ax.set_ylabel(y, fontsize=8, color=INK)
     ax.spines[["top", "right"]].set_visible(False)

@@ -37,6 +37,11 @@ class Row:
         return stat(self.values.get(figure, {}).values())
 
     @property
+    def ablation(self) -> bool:
+        """A form of CSD that shows what a part is good for, and is no candidate for the best."""
+        return self.method in METHODS and METHODS[self.method].ablation
+
+    @property
     def seeds(self) -> list[int]:
         return sorted(self.values["auroc"])
 
@@ -77,8 +82,8 @@ class Table:
 
     @property
     def shown(self) -> list[Section]:
-        """An average over one set is that set."""
-        return [self.average, *self.sections] if len(self.sections) > 1 else list(self.sections)
+        """The average first, unless it is over one set, or over methods that no set shares."""
+        return [self.average, *self.sections] if len(self.sections) > 1 and self.average.rows else self.sections
 
 
 def build(units: Sequence[Measured]) -> Table:
@@ -135,9 +140,10 @@ def _row(
             values.setdefault(figure, {})[unit.seed] = value
         for other in [*foreign, *(name for name in PERTURBED if name in strange)]:
             pairs.setdefault(other, {})[unit.seed] = strange[other]["auroc"]
+    known = METHODS.get(_line(first))
     return Row(
         method=_line(first),
-        title=first.title if first.ours else first.title.removesuffix(", no flips"),
+        title=first.title if known is None else known.title,
         ours=first.ours,
         extra=extra,
         forms={first.id: _form(first, kind(first))},
@@ -196,14 +202,14 @@ def _averaged(rows: list[Row]) -> Row:
 
 def _finished(section: Section, published: Mapping[str, dict[str, Published]]) -> Section:
     """Rivals, ours, ours by the paper's score; the paper's figures where it has them; who beats whom."""
-    ordered = sorted(section.rows, key=lambda row: (row.ours, row.extra))
+    ordered = sorted(section.rows, key=lambda row: (row.ours, row.extra, row.ablation))
     rows = [replace(row, paper=published.get(row.title)) for row in ordered]
     return replace(section, rows=rows, duels=_duels(rows))
 
 
 def _duels(rows: list[Row]) -> list[Duel]:
     """The best of ours, and the best of ours that saw nothing like the strange sets, against each rival."""
-    ours = [row for row in rows if row.ours and not row.extra]
+    ours = [row for row in rows if row.ours and not row.extra and not row.ablation]
     groups = [ours, [row for row in ours if row.method not in TARGET_DATA]]
     best = {row.method: row for group in groups if group for row in [max(group, key=_auroc)]}
     duels = []

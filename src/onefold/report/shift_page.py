@@ -32,9 +32,11 @@ from onefold.report.shift_units import Collected, Measured, origins
 from onefold.store import write_bytes
 
 PLOTS = "plots"
+NO_AVERAGE = "There is no average: no method was run on every set with the same seed."
 GROUPS = {
     "rival": "Rivals, each at its best in hindsight",
     "ours": "CSD, by its default score, fixed beforehand",
+    "ablation": "CSD, ablations",
     "paper": "CSD, by the paper's score",
 }
 ORIGINS = {
@@ -90,7 +92,7 @@ def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) ->
         sets=len(table.sections),
         seeds=max(len(row.seeds) for section in table.sections for row in section.rows),
         rules=RULES,
-        remarks=remarks(collected),
+        remarks=[*remarks(collected), *([] if table.average.rows else [NO_AVERAGE])],
         headline=_headline(table.shown[0]),
         columns=MAIN,
         costs=COST,
@@ -163,7 +165,8 @@ def _headline(section: Section) -> Headline | None:
     ours, rival = best.ours.stat("auroc"), best.rival.stat("auroc")
     assert ours is not None
     assert rival is not None
-    note = "one seed in common, or none" if best.all.se is None else f"± {best.all.se:.2f}, {best.all.n} seeds"
+    few = "one seed, so no standard error" if best.all.n else "no seed in common"
+    note = few if best.all.se is None else f"± {best.all.se:.2f}, standard error over {best.all.n} seeds"
     figures = (number(ours.mean, 2), number(rival.mean, 2), signed(best.all.mean))
     return Headline(visible(best.ours.title), visible(best.rival.title), figures, note)
 

@@ -22,6 +22,7 @@ from onefold.report.plates import (
     PAPER,
     RIVAL_MARKS,
     RIVALS,
+    SIZE,
     Panel,
     Plate,
     plain,
@@ -30,7 +31,6 @@ from onefold.report.plates import (
 from onefold.report.seeds import mean
 from onefold.report.shift import Row, Section, Table
 
-MATRIX = (3.7, 2.5)
 HISTOGRAM = (3.7, 2.1)
 WORST = 50.0  # AUROC at the dark end of a matrix: what guessing has
 
@@ -49,7 +49,7 @@ def plates(table: Table) -> Iterator[tuple[int, Plate]]:
     styles, stems = _styles(table), _stems(table)
     yield 0, matrices(table)
     for i, section in enumerate(table.shown):
-        rows, stem = [row for row in section.rows if not row.extra], stems[i]
+        rows, stem = [row for row in section.rows if not row.extra and not row.ablation], stems[i]
         yield i, cost(section, rows, styles, stem)
         if not section.of_all:
             yield i, roc(section, rows, styles, stem, log=True)
@@ -59,7 +59,7 @@ def plates(table: Table) -> Iterator[tuple[int, Plate]]:
 
 
 def _styles(table: Table) -> dict[str, Style]:
-    rows = [row for section in table.shown for row in section.rows]
+    rows = [row for section in table.shown for row in section.rows if not row.ablation]
     ours = list(dict.fromkeys(row.method for row in rows if row.ours))
     rivals = list(dict.fromkeys(row.method for row in rows if not row.ours))
     found = {}
@@ -101,7 +101,7 @@ def matrices(table: Table) -> Plate:
         "AUROC against every strange set, mean over seeds: a row is the familiar set, a column the strange one. Bright "
         "is good; dark is guessing or worse."
     )
-    return Plate("pairs", "all sets", "Pair by pair", caption, panels, [], MATRIX)
+    return Plate("pairs", "all sets", "Pair by pair", caption, panels, [], (SIZE[0], 1.1 + 0.34 * len(sections)))
 
 
 def _matrix(
@@ -171,7 +171,7 @@ def rejection(section: Section, rows: Sequence[Row], styles: dict[str, Style], s
             curve = [100 * mean(values) for values in zip(*(unit.rejection for unit in row.units), strict=True)]
             style = styles[row.method]
             ax.plot([100 * (1 - kept) for kept in KEPT], curve, color=style.colour, ls=style.line, lw=style.width)
-        tidy(ax, f"{plain(section.name)}: accuracy on what is kept", "turned away, %", "accuracy, %")
+        tidy(ax, "accuracy on what is kept", "turned away, %", "accuracy, %")
 
     caption = (
         "Accuracy on the familiar test set when the images that look strangest are turned away; a good score turns the "

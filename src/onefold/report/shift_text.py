@@ -6,7 +6,7 @@ from typing import NamedTuple
 from onefold.report.score_page import visible
 from onefold.report.seeds import Difference, Stat
 from onefold.report.shift import Duel, Row, Section
-from onefold.report.shift_units import Collected
+from onefold.report.shift_units import Collected, origins
 
 NONE = "–"
 RULES = (
@@ -54,7 +54,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row of a table, `kind` is rival, ours or paper (ours by the paper's score); `detail` says that in words too."""
+    """A row of a table; `kind` is rival, ours, ablation or paper (ours by its score), `detail` has that in words."""
 
     title: str
     form: str
@@ -67,16 +67,25 @@ class Line(NamedTuple):
 def remarks(collected: Collected) -> list[str]:
     """What a reader has to know of the whole run before its figures."""
     settings, found = collected.about["settings"], []
-    cut = [f"{settings[part]:,} {part}" for part in ("train", "test") if type(settings.get(part)) is int]
-    if cut:
-        found.append(
-            f"Of every set at most {' and '.join(cut)} images were used: gaps to the paper are of unlike runs."
-        )
+    if settings.get("name") != "paper":
+        cut = [f"{settings[part]:,} {part}" for part in ("train", "test") if type(settings.get(part)) is int]
+        most = f", with at most {' and '.join(cut)} images of every set" if cut else ""
+        name = visible(str(settings.get("name"))[:40])
+        found.append(f"The preset is {name}, not paper{most}: a gap to the paper is one between unlike runs.")
+    made = origins(collected.units)
+    if len(made["device"]) > 1:
+        found.append("The units were run on different machines: what they cost cannot be compared.")
+    if any(name.endswith("+") for name in made["commit"]):
+        found.append("Some units were made from a source tree that had been changed since its commit (marked +).")
     if collected.failures:
-        found.append(f"{len(collected.failures)} units failed; they are listed below with their reasons.")
+        found.append(f"Failed, for the reasons listed below: {_counted(len(collected.failures), 'unit')}.")
     if collected.skipped:
-        found.append(f"{len(collected.skipped)} files were left out; they are listed below with their reasons.")
+        found.append(f"Left out, for the reasons listed below: {_counted(len(collected.skipped), 'file')}.")
     return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def title_of(section: Section) -> str:
@@ -93,7 +102,7 @@ def lines(section: Section, columns: Sequence[Column]) -> list[Line]:
 
 
 def kind(row: Row) -> str:
-    return "paper" if row.extra else "ours" if row.ours else "rival"
+    return "paper" if row.extra else "ablation" if row.ablation else "ours" if row.ours else "rival"
 
 
 def form(row: Row) -> str:

@@ -408,10 +408,8 @@ def test_labelled_methods_learn(name: str, generator: Generator) -> None:
 
 
 def test_dropped_units_are_the_asked_share_and_the_same_for_every_input() -> None:
-    method = onefold.MCDropout(200, rate=0.3, channels=(4,), hidden=(32,), recipe=SHORT).fit(
-        pictures(40, 8, 8), np.arange(40) % 2
-    )
-    net = method._fitted().scorer.members
+    method = onefold.MCDropout(200, rate=0.3, channels=(4,), hidden=(32,), recipe=SHORT)
+    net = members_of(method.fit(pictures(40, 8, 8), np.arange(40) % 2))
     assert net.kept.shape == (200, 4 * 4 * 4 + 32)
     assert float(net.kept.float().mean()) == pytest.approx(0.7, abs=0.02)
     assert [size.numel() for size in net.sizes] == [64, 32]

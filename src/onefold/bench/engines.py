@@ -95,8 +95,10 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
 
 
 def default_workers() -> int:
-    """As many processes as there are pairs of cores: two threads each."""
-    return max(1, (os.cpu_count() or 2) // 2)
+    """As many processes as there are pairs of cores: two threads each. On one GPU, two: one computes, one prepares."""
+    import torch
+
+    return 2 if torch.cuda.is_available() else max(1, (os.cpu_count() or 2) // 2)
 
 
 def engine(name: str) -> Callable[..., Iterator[Done]]:

@@ -256,6 +256,7 @@ def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:
     assert [d.result["value"] for d in done[1:] if d.result] == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.slow
 def test_processes_give_the_table_of_a_serial_run(tmp_path: Path) -> None:
     plans = [
         Plan(out=tmp_path / name, preset="smoke", methods=QUICK_METHODS, engine=name)

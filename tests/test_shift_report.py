@@ -27,7 +27,7 @@ from onefold.bench.cell import BINS, FORMAT, KEPT, RATES
 from onefold.bench.units import METHODS, PRESETS, TABLE, settings_of
 from onefold.errors import FileError, InputError
 from onefold.report.paper import PAPER
-from onefold.report.plates import DARK, RC, plain
+from onefold.report.plates import DARK, RC, plain, whole
 from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_files import as_json, latex, markdown
 from onefold.report.shift_plots import plates
@@ -638,7 +638,7 @@ def test_names_in_pictures_are_plain() -> None:
 
 @pytest.mark.parametrize("which", ["folder", "nasty"])
 def test_nothing_is_clipped(which: str, request: pytest.FixtureRequest) -> None:
-    """Every letter and line of every panel lies inside its picture."""
+    """Every letter and line of every panel lies inside its picture, and so does every legend."""
     table = build(collect(request.getfixturevalue(which)).units)
     seen = set()
     with matplotlib.rc_context(RC):
@@ -654,6 +654,11 @@ def test_nothing_is_clipped(which: str, request: pytest.FixtureRequest) -> None:
                 assert box.x1 <= width + 0.01, (plate.stem, panel.alt)
                 assert box.y1 <= height + 0.01, (plate.stem, panel.alt)
                 seen.add(plate.stem)
+            figure = whole(plate)
+            figure.draw_without_rendering()
+            box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+            assert box is not None
+            assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01, plate.stem
     assert len(seen) == 10 + (2 if which == "folder" else 1)  # no method of strangers has an average
 
 

@@ -27,7 +27,7 @@ DARK = {
 OURS = ("#c2410c", "#a3478f", INK, "#b87800")
 RIVALS = ("#0068a8", "#00785a", "#566270", "#3d94cc")
 DASHES: Sequence[Any] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.6, 1.2, 1.6)), (0, (8, 3)))
-OURS_MARKS, RIVAL_MARKS = "oDp*", "s^vPX<>8dH"
+OURS_MARKS, RIVAL_MARKS = "oDph", "s^vPX<>8d*"
 SIZE = (3.7, 2.9)  # inches of a panel: the width of a phone
 LONGEST = 30  # letters of a name in a picture
 RC: dict[Any, Any] = {
@@ -71,7 +71,7 @@ class Picture(NamedTuple):
 def save(plate: Plate, folder: Path) -> None:
     """The whole plate as .png and .svg, legend below; the same figures give the same files."""
     with matplotlib.rc_context({**RC, "svg.fonttype": "path"}):
-        figure = _whole(plate)
+        figure = whole(plate)
         write_bytes(
             folder / f"{plate.stem}.png", _file(figure, "png", dpi=160, facecolor="white", metadata={"Software": None})
         )
@@ -79,16 +79,19 @@ def save(plate: Plate, folder: Path) -> None:
         write_bytes(folder / f"{plate.stem}.svg", _file(figure, "svg", facecolor="white", **UNDATED))
 
 
-def _whole(plate: Plate) -> Figure:
+def whole(plate: Plate) -> Figure:
+    """All panels of a plate, up to three abreast, and its legend below them."""
     columns = min(3, len(plate.panels))
     rows = -(-len(plate.panels) // columns)
-    keyed = -(-len(plate.keys) // (2 * columns))
-    width, height = plate.size
-    figure = Figure(figsize=(columns * width, rows * height + 0.22 * keyed + 0.35), layout="constrained")
+    width, height = max(2, columns) * plate.size[0], rows * plate.size[1]
+    longest = max((len(str(key.get_label())) for key in plate.keys), default=0)
+    abreast = max(1, int(width / (0.8 + 0.085 * longest)))  # inches of a line's sample and of a letter
+    keyed = -(-len(plate.keys) // abreast)
+    figure = Figure(figsize=(width, height + 0.22 * keyed + 0.35), layout="constrained")
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(w_pad=0.1, h_pad=0.08)  # pyright: ignore[reportCallIssue]
-    figure.suptitle(f"{plate.title}: {plain(plate.of)}", fontsize=11, color=INK, x=0.01, ha="left", weight="bold")
+    figure.suptitle(f"{plate.title}: {plain(plate.of, 24)}", fontsize=11, color=INK, x=0.01, ha="left", weight="bold")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes[len(plate.panels) :]:
         ax.axis("off")
@@ -96,7 +99,7 @@ def _whole(plate: Plate) -> Figure:
         panel.draw(ax)
     if plate.keys:
         figure.legend(
-            handles=plate.keys, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=8,
+            handles=plate.keys, loc="outside lower center", ncols=abreast, frameon=False, fontsize=8,
             labelcolor=INK, handlelength=3.4,
         )  # fmt: skip
     return figure

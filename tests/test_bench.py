@@ -331,33 +331,22 @@ def stopped_after(arguments: list[str], seconds: float) -> int | None:
 @pytest.mark.slow
 def test_a_run_killed_many_times_ends_with_the_undisturbed_table(tmp_path: Path) -> None:
     methods = ("knn", "energy", "last_layer_gp", "csd", "rnd", "csd_post_hoc")
-    arguments = [
-        "bench",
-        "run",
-        "-o",
-        str(tmp_path / "killed"),
-        "--preset",
-        "smoke",
-        "--seeds",
-        "0",
-        "1",
-        "--methods",
-        *methods,
-    ]
+    options = ["--preset", "smoke", "--seeds", "0", "1", "--methods", *methods]
     rng, kills = np.random.default_rng(0), 0
-    while stopped_after(arguments, float(rng.uniform(2, 15)) + 2 * kills) is None:
+    while (
+        stopped_after(["bench", "run", "-o", str(tmp_path / "killed"), *options], 2 * kills + rng.uniform(2, 15))
+        is None
+    ):
         kills += 1
         assert kills < 60
     assert kills >= 3
-    undisturbed = {
-        str(p.unit): p.result for p in run(Plan(out=tmp_path / "calm", preset="smoke", methods=methods, seeds=(0, 1)))
-    }
+    assert stopped_after(["bench", "run", "-o", str(tmp_path / "calm"), *options], 900) == 0
+    undisturbed = {result["unit"]: result for result in Results(tmp_path / "calm").every()[0]}
     results, bad = Results(tmp_path / "killed").every()
     assert not bad
     assert sorted(r["unit"] for r in results) == sorted(undisturbed)
     for result in results:
         calm = undisturbed[result["unit"]]
-        assert calm is not None
         assert result["scores"] == calm["scores"]
         assert result["accuracy"] == calm["accuracy"]
     assert not list((tmp_path / "killed").rglob("*.tmp*"))

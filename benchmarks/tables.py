@@ -1,6 +1,6 @@
 """Write the README's tables anew from the committed result files.
 
-    python benchmarks/tables.py
+python benchmarks/tables.py
 """
 
 import json

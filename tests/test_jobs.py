@@ -585,8 +585,9 @@ def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path
 def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "onefold.cli", "fit", home / "table.csv", "-o", tmp_path / "m.onefold"]
     process = subprocess.Popen(
-        [*command, "--steps", "1000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [*command, "--steps", "1000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )  # fmt: skip
     part = tmp_path / "m.onefold.part"
     waited = time.monotonic()
     while not part.exists():

@@ -231,6 +231,10 @@ def test_failures_are_kept_with_their_reason_and_forgotten_when_done(
     assert "RuntimeError: no luck with last_layer_gp/digits/seed0" in capsys.readouterr().err
     (failure,) = Results(tmp_path / "r").failures()
     assert "Traceback" in failure["traceback"]
+    (tmp_path / "r" / "failures" / "last_layer_gp" / "digits" / "seed0.json").write_text("{")
+    (damaged,) = Results(tmp_path / "r").failures()
+    assert damaged["unit"] == "last_layer_gp/digits/seed0"
+    assert "cut short" in damaged["reason"]
     assert cli.main(arguments) == 0
     assert not Results(tmp_path / "r").failures()
     assert len(Results(tmp_path / "r").every()[0]) == 1

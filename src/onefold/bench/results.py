@@ -101,8 +101,15 @@ class Results:
         return results, bad
 
     def failures(self) -> list[dict[str, Any]]:
-        """What failed last time and has not been done since."""
-        return [_read(path) for path in sorted((self.folder / FAILURES).rglob("*.json"))]
+        """What failed last time and has not been done since; a file that cannot be read says that it failed."""
+        found = []
+        for path in sorted((self.folder / FAILURES).rglob("*.json")):
+            try:
+                found.append(_read(path))
+            except FileError as error:
+                unit = path.relative_to(self.folder / FAILURES).with_suffix("").as_posix()
+                found.append({"unit": unit, "reason": str(error), "traceback": ""})
+        return found
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ if not os.environ.get("JAXTYPING_DISABLE"):
 
 import pytest
 import torch
+from browser import browser, opened  # noqa: F401
 from hypothesis import HealthCheck, settings
 from torch import Generator
 

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM
 
 from onefold import cli, demo, toy
 from onefold.report.page import render
 from onefold.report.plots import draw_line, draw_plane
-
-CHROMIUM = shutil.which("chromium")
 
 
 def onefold(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:

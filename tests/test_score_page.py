@@ -4,25 +4,22 @@ import base64
 import csv
 import hashlib
 import io
+import itertools
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import Opener
 from PIL import Image
 
 from onefold.data import digits, letters
 from onefold.errors import InputError
 from onefold.report.score_page import ScorePage, render, visible
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run"]  # fmt: skip
 NASTY = [
     "</script><img src=x onerror=alert(1)>",
     "<!--<script>",
@@ -250,42 +247,17 @@ def test_wide_tables_show_the_columns_that_stand_out() -> None:
     assert content(render(plain(2, **wide)))["shown"] == list(range(24))
 
 
-Opener = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    api = pytest.importorskip("playwright.sync_api", reason="no playwright on this machine")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
-
-
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Opener]:
-    """Opens a page in a window of its own; at the end, nothing may have been logged, asked for or popped up."""
-    said: list[str] = []
-    contexts = []
+def visit(opened: Opener, tmp_path: Path) -> Opener:
+    """Writes a page and opens it."""
+    numbers = itertools.count()
 
     def visit(page: ScorePage, width: int = 1200, height: int = 900, scheme: str = "light") -> Any:
-        path = tmp_path / f"{len(contexts)}.html"
+        path = tmp_path / f"{next(numbers)}.html"
         path.write_text(render(page), encoding="utf-8")
-        contexts.append(browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme))
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or said.append(asked.url))
-        tab.goto(path.as_uri())
-        return tab
+        return opened(path, width, height, scheme)
 
-    yield visit
-    for context in contexts:
-        context.close()
-    assert said == []
+    return visit
 
 
 def figures(tab: Any) -> tuple[int, int]:

@@ -9,8 +9,7 @@ import json
 import math
 import random
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
@@ -18,6 +17,7 @@ from typing import Any
 
 import matplotlib
 import pytest
+from browser import Opener
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -35,9 +35,6 @@ from onefold.report.shift_units import collect, measured
 
 ROOT = Path(__file__).parent.parent
 TEX = ROOT.parent / "shared" / "paper" / "contextual-similarity-distillation.tex"
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run"]  # fmt: skip
 SETS = ("fashion_mnist", "mnist", "kmnist_10k", "notmnist_22k")
 SKILL = {
     "mcd": 1.3, "laplace": 1.2, "rnd": 2.2, "ens3": 1.9, "ens15": 2.3, "csd": 2.5, "csd_aug": 2.9, "csd_ood": 3.2,
@@ -750,46 +747,9 @@ def test_ablations_stand_apart_and_are_no_candidates(tmp_path: Path) -> None:
 # The page in a browser
 
 
-Opener = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    api = pytest.importorskip("playwright.sync_api", reason="no playwright on this machine")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Opener]:
-    """Opens a page in a window of its own; at the end, nothing may have been logged, asked for or popped up."""
-    said: list[str] = []
-    contexts = []
-
-    def visit(page: Path, width: int = 1280, height: int = 900, scheme: str = "light", **more: Any) -> Any:
-        window = {"width": width, "height": height}
-        contexts.append(browser.new_context(viewport=window, color_scheme=scheme, **more))
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or said.append(asked.url))
-        tab.goto(page.as_uri())
-        return tab
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert said == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_picture_loads_and_suits_the_scheme(visit: Opener, report: Path, scheme: str) -> None:
-    tab = visit(report / "index.html", scheme=scheme)
+def test_every_picture_loads_and_suits_the_scheme(opened: Opener, report: Path, scheme: str) -> None:
+    tab = opened(report / "index.html", scheme=scheme)
     assert tab.evaluate("document.images.length") == 8 + 3 * 3 + 2 * (
         4 + 2 + 5
     )  # pairs, cost, then ROC, rejection, scores
@@ -800,8 +760,8 @@ def test_every_picture_loads_and_suits_the_scheme(visit: Opener, report: Path, s
     assert not any(ink["light" if scheme == "dark" else "dark"] in svg for svg in shown)
 
 
-def test_tables_have_all_their_rows(visit: Opener, report: Path) -> None:
-    tab = visit(report / "index.html")
+def test_tables_have_all_their_rows(opened: Opener, report: Path) -> None:
+    tab = opened(report / "index.html")
     counts = "[...document.querySelectorAll('table')].map((t) => [t.className, t.querySelectorAll('tr.row').length])"
     one = [["detection", 8], ["differences", 4], ["cost", 5]]
     assert tab.evaluate(counts) == [*one * 3, ["data", 0]]
@@ -819,8 +779,8 @@ def test_tables_have_all_their_rows(visit: Opener, report: Path) -> None:
     ]
 
 
-def test_tabs_work_by_keyboard_and_by_address(visit: Opener, report: Path) -> None:
-    tab = visit(report / "index.html")
+def test_tabs_work_by_keyboard_and_by_address(opened: Opener, report: Path) -> None:
+    tab = opened(report / "index.html")
 
     def shown() -> list[str]:
         return tab.locator(".panel:visible h2").all_inner_texts()
@@ -840,15 +800,15 @@ def test_tabs_work_by_keyboard_and_by_address(visit: Opener, report: Path) -> No
     assert shown() == [titles[2]]
 
 
-def test_without_its_script_all_sets_are_there(visit: Opener, report: Path) -> None:
-    tab = visit(report / "index.html", java_script_enabled=False)
+def test_without_its_script_all_sets_are_there(opened: Opener, report: Path) -> None:
+    tab = opened(report / "index.html", java_script_enabled=False)
     assert tab.locator(".panel:visible").count() == 3
 
 
-def test_a_phone_needs_no_sideways_scroll(visit: Opener, report: Path, nasty: Path) -> None:
+def test_a_phone_needs_no_sideways_scroll(opened: Opener, report: Path, nasty: Path) -> None:
     wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
     for page in (report, nasty / "out"):
-        tab = visit(page / "index.html", width=390, height=844)
+        tab = opened(page / "index.html", width=390, height=844)
         for place in range(tab.locator("#tabs a").count()):
             tab.locator("#tabs a").nth(place).click()
             assert not tab.evaluate(wide)
@@ -859,8 +819,8 @@ def test_a_phone_needs_no_sideways_scroll(visit: Opener, report: Path, nasty: Pa
         assert figure.bounding_box()["x"] < 390
 
 
-def test_nasty_names_do_nothing_but_show(visit: Opener, nasty: Path) -> None:
-    tab = visit(nasty / "out" / "index.html")
+def test_nasty_names_do_nothing_but_show(opened: Opener, nasty: Path) -> None:
+    tab = opened(nasty / "out" / "index.html")
     assert tab.locator("#tabs a").all_inner_texts() == [NASTY[1], NASTY[0]]
     assert "There is no average" in tab.locator(".notes").inner_text()
     assert tab.locator("script").count() == 1
@@ -887,8 +847,8 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_in_light_and_dark(visit: Opener, report: Path, scheme: str) -> None:
-    tab = visit(report / "index.html", scheme=scheme)
+def test_text_is_readable_in_light_and_dark(opened: Opener, report: Path, scheme: str) -> None:
+    tab = opened(report / "index.html", scheme=scheme)
     tab.locator("#tabs a").nth(1).click()
     assert tab.evaluate(CONTRAST) == []
     background = tab.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -21,6 +21,7 @@ from onefold.fitted import Fitted
 from onefold.inputs import batch_slices, joined, map_batch, named
 from onefold.reader import Reader
 from onefold.reservoir import scrambled
+from onefold.train import Recipe
 from onefold.types import ArrayLike, Batch, Kernel, Scores
 
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
@@ -46,9 +47,11 @@ class Detector(ABC):
         """The constructor's arguments, but for kernel and device, as JSON can hold them."""
 
     @classmethod
-    @abstractmethod
     def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments from what `_settings` gave."""
+        """The constructor's arguments from what `_settings` gave: JSON has neither tuples nor recipes."""
+        sizes = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
+        recipe = {"recipe": Recipe(**settings["recipe"])} if "recipe" in settings else {}
+        return {**settings, **sizes, **recipe}
 
     @abstractmethod
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:

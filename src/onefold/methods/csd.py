@@ -291,7 +291,7 @@ class CSD(Detector, Exports):
     @classmethod
     def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["architecture"].items()}
-        return {**settings, "recipe": Recipe(**settings["recipe"]), "architecture": Architecture(**sizes)}
+        return {**super()._from_settings(settings), "architecture": Architecture(**sizes)}
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del about

@@ -62,10 +62,6 @@ class Energy(Detector, Exports):
     def _settings(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "seed": self.seed}
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return settings
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del reader, about, weights
         return EnergyScorer(self.logits, self.temperature)

@@ -116,10 +116,6 @@ class KNN(Detector, Exports):
     def _settings(self) -> dict[str, Any]:
         return {"k": self.k, "bank": self.bank, "seed": self.seed}
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return settings
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         scorer = KNNScorer(empty_map(reader, self.kernel, PRIOR_WIDTH), self.k)
         bank = Reservoir.restored(about["bank"], _bank_tensors(weights["keys"], weights["bank"]), "bank")

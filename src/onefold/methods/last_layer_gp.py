@@ -168,10 +168,6 @@ class LastLayerGP(Detector, Exports):
     def _settings(self) -> dict[str, Any]:
         return {"width": self.width, "noise": self.noise, "score": self.score_kind, "seed": self.seed}
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return settings
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         noise = self.noise * float(weights["count"]) / len(weights["gram"])
         if not math.isclose(about["noise"], noise, rel_tol=1e-6):

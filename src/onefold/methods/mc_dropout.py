@@ -150,11 +150,6 @@ class MCDropout(Predicts):
             "augment": self.augment, "recipe": asdict(self.recipe), "seed": self.seed,
         }  # fmt: skip
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        sizes = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
-        return {**settings, **sizes, "recipe": Recipe(**settings["recipe"])}
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del weights
         shape = reader.sample_shape

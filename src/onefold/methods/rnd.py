@@ -115,11 +115,6 @@ class RND(Detector, Exports):
         sizes = {name: list(getattr(self, name)) for name in ("channels", "hidden", "target_hidden")}
         return {**sizes, "outputs": self.outputs, "recipe": asdict(self.recipe), "seed": self.seed}
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        sizes = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
-        return {**settings, **sizes, "recipe": Recipe(**settings["recipe"])}
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del about, weights
         shape = reader.sample_shape

@@ -160,11 +160,6 @@ class SGMCMC(Predicts):
             "score": self.score_kind, "augment": self.augment, "seed": self.seed,
         }  # fmt: skip
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        sizes = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
-        return {**settings, **sizes}
-
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         if self.samples * (4 + 2 * len(self.hidden)) > len(weights):
             raise ValueError("no chain of this size")

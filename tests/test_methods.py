@@ -432,15 +432,15 @@ def test_a_strong_prior_leaves_no_doubt_and_a_weak_one_leaves_more(generator: Ge
     assert found[1e12] < found[1e3] < found[1e1]
 
 
-def test_laplace_of_a_linear_classifier_is_the_textbooks(generator: Generator) -> None:
-    """Two classes, one layer, prior alone (almost no data): weights are drawn from N(MAP, 1/precision)."""
-    x, y = quadrants(generator, 4)
-    method = onefold.Laplace(800, prior_precision=50.0, hidden=(), recipe=Recipe(steps=2, batch=2))
-    nets = members_of(method.fit(1e-3 * x, y % 2)).nets
-    heads = torch.stack([net[1].head.bias.detach() for net in nets])
-    # curvature of the biases: Σ over 4 samples of diag(p) − p pᵀ, with p ≈ ½: 4 · ¼ · [[1, −1], [−1, 1]]
-    exact = torch.linalg.inv(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) + 50 * torch.eye(2))
-    torch.testing.assert_close(torch.cov(heads.T), exact.to(heads.dtype), rtol=0.15, atol=2e-3)
+def test_laplace_of_biases_alone_is_the_textbooks() -> None:
+    """Inputs of zero leave the biases b: their posterior is N(MAP, (Σ diag(p) − p pᵀ + precision · I)⁻¹), p ≈ ½."""
+    method = onefold.Laplace(1000, prior_precision=1.0, hidden=(), recipe=Recipe(steps=1, batch=2, lr=1e-6))
+    nets = members_of(method.fit(np.zeros((4, 2), np.float32), np.arange(4) % 2)).nets
+    biases = torch.stack([net[1].head.bias.detach() for net in nets])
+    exact = torch.linalg.inv(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) + torch.eye(2))  # [[⅔, ⅓], [⅓, ⅔]]
+    torch.testing.assert_close(torch.cov(biases.T), exact, rtol=0, atol=0.1)
+    weights = torch.stack([net[1].head.weight.detach().flatten() for net in nets])
+    torch.testing.assert_close(torch.cov(weights.T), torch.eye(4), rtol=0, atol=0.15)  # of which the data know nothing
 
 
 def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,12 +435,33 @@ def test_a_strong_prior_leaves_no_doubt_and_a_weak_one_leaves_more(generator: Ge
 def test_laplace_of_biases_alone_is_the_textbooks() -> None:
     """Inputs of zero leave the biases b: their posterior is N(MAP, (Σ diag(p) − p pᵀ + precision · I)⁻¹), p ≈ ½."""
     method = onefold.Laplace(1000, prior_precision=1.0, hidden=(), recipe=Recipe(steps=1, batch=2, lr=1e-6))
-    nets = members_of(method.fit(np.zeros((4, 2), np.float32), np.arange(4) % 2)).nets
-    biases = torch.stack([net[1].head.bias.detach() for net in nets])
+    movements = members_of(method.fit(np.zeros((4, 2), np.float32), np.arange(4) % 2)).movements
+    biases = torch.stack([net.head.bias.detach() for net in movements])
     exact = torch.linalg.inv(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) + torch.eye(2))  # [[⅔, ⅓], [⅓, ⅔]]
     torch.testing.assert_close(torch.cov(biases.T), exact, rtol=0, atol=0.1)
-    weights = torch.stack([net[1].head.weight.detach().flatten() for net in nets])
+    weights = torch.stack([net.head.weight.detach().flatten() for net in movements])
     torch.testing.assert_close(torch.cov(weights.T), torch.eye(4), rtol=0, atol=0.15)  # of which the data know nothing
+
+
+def test_laplace_spreads_as_laplace_torch_says(generator: Generator) -> None:
+    """The covariance of the members' logits is J Σ Jᵀ, as laplace-torch itself computes it for the linear model."""
+    from laplace import KronLaplace
+
+    x, y = quadrants(generator, 60)
+    recipe = Recipe(steps=200, batch=32, lr=3e-3)
+    method = onefold.Laplace(1000, prior_precision=10.0, hidden=(8,), recipe=recipe).fit(x, y)
+    members, queries = members_of(method), torch.from_numpy(x[:4])
+    said = members(queries).detach()
+    net = nn.Sequential(members.first, members.net.requires_grad_(True))
+    reference = KronLaplace(net, "classification", prior_precision=10.0)
+    reference.fit(
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 60)
+    )
+    mean, covariance = reference._glm_predictive_distribution(queries)
+    torch.testing.assert_close(said.mean(0).float(), mean.detach(), rtol=0, atol=0.15)
+    for i in range(4):
+        exact = covariance[i].detach()
+        assert float((torch.cov(said[:, i].T.float()) - exact).norm() / exact.norm()) < 0.15
 
 
 def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,25 @@
-"""Laplace approximation (Immer et al., 2021) by laplace-torch: one classifier, and networks drawn around it."""
+"""Laplace approximation by laplace-torch: one classifier, and linear models drawn around it (Immer et al., 2021)."""
 
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
+from torch.func import functional_call, jvp
 from torch.nn.utils import vector_to_parameters
 
 from onefold.errors import InputError, MissingExtraError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of, train_together
-from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_disagreement
+from onefold.methods.members import Disagreement, MembersScorer, Predicts, check_disagreement
 from onefold.methods.prior import empty_standardise, generators
-from onefold.nets import backbone
+from onefold.nets import MLP, Impala, backbone
 from onefold.reader import Reader
 from onefold.samples import Learned, learn
 from onefold.train import Recipe
@@ -30,11 +32,29 @@ INSTALL = (
 )
 
 
+class Linearised(nn.Module):
+    """A network made linear in its weights: f(x) + J(x) δ for several movements δ, which are networks, too."""
+
+    def __init__(self, first: nn.Module, net: MLP | Impala, movements: Sequence[MLP | Impala]) -> None:
+        super().__init__()
+        self.first, self.net, self.movements = first, net, nn.ModuleList(movements)
+
+    def forward(self, x: Any) -> Float[Tensor, "m n outputs"]:
+        weights, z = dict(self.net.named_parameters()), self.first(x)
+        moved = [
+            jvp(lambda w: functional_call(self.net, w, (z,)), (weights,), (dict(movement.named_parameters()),))
+            for movement in self.movements
+        ]
+        return torch.stack([pair[0] + pair[1] for pair in moved])
+
+
 class Laplace(Predicts):
-    """A classifier, and `samples` networks from the normal distribution that its loss's curvature gives its weights.
+    """A classifier, and `samples` draws from the normal distribution that its loss's curvature gives its weights.
 
     Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the
-    paper's. Labels, `score` and `augment` are as in `DeepEnsemble`; classifiers only.
+    paper's. A draw predicts by the network made linear in its weights, the model that this curvature belongs to: the
+    network itself, with weights so far away, knows nothing any more (docs/log.md). Labels, `score` and `augment` are as
+    in `DeepEnsemble`; classifiers only.
     """
 
     def __init__(
@@ -76,33 +96,32 @@ class Laplace(Predicts):
         learned = learn(x, self.device, self.seed)
         targets = targets_of(x, y, len(learned.samples), "classification", self.device)
         weights, order, noise = generators(self.seed, 3)
-        net = self._net(learned.reader.sample_shape, learned.standardise, weights, targets.outputs).to(self.device)
+        tower = self._tower(learned.reader.sample_shape, weights, targets.outputs)
+        net = nn.Sequential(learned.standardise, tower).to(self.device)
         train_together(
             [lambda x, _: net(x)], [p for p in net.parameters() if p.requires_grad], learned, targets, self.recipe,
             seed=order.initial_seed(), label="Laplace", augment=self.augment,
             settings=self._settings(), checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
         net = net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-        drawn = self._drawn(approximation, net, learned, targets.values, noise)
-        members = [copy.deepcopy(net) for _ in drawn]
-        for member, vector in zip(members, drawn, strict=True):
-            vector_to_parameters(vector, [p for p in member.parameters() if p.requires_grad])
-        self._settle(
-            learned, targets, MembersScorer(Several(members), self.score_kind, targets.outputs).to(self.device)
-        )
+        moved = self._drawn(approximation, net, learned, targets.values, noise)
+        movements = [copy.deepcopy(net[1]) for _ in moved]
+        for movement, vector in zip(movements, moved, strict=True):
+            vector_to_parameters(vector, movement.parameters())
+        members = Linearised(net[0], net[1], movements)  # pyright: ignore[reportArgumentType]
+        self._settle(learned, targets, MembersScorer(members, self.score_kind, targets.outputs).to(self.device))
         return self
 
     def _drawn(self, approximation: Any, net: nn.Module, learned: Learned, labels: Tensor, noise: Generator) -> Tensor:
-        """Weights of the members, [samples, weights]."""
+        """How far draws are from the network's weights, [samples, weights]."""
         drawing = Generator(self.device).manual_seed(noise.initial_seed())
         with _quiet(self.device):
             posterior = approximation(net.eval(), "classification", "all", "kron", prior_precision=self.prior_precision)
             posterior.fit(_Minibatches(learned, labels))
-            return posterior.sample(self.samples, generator=drawing).detach()
+            return (posterior.sample(self.samples, generator=drawing) - posterior.mean).detach()
 
-    def _net(self, shape: tuple[int, ...], first: nn.Module, stream: Generator | None, outputs: int) -> nn.Module:
-        sizes = {"channels": self.channels, "hidden": self.hidden, "outputs": outputs}
-        return nn.Sequential(first, backbone(shape, generator=stream, **sizes))
+    def _tower(self, shape: tuple[int, ...], stream: Generator | None, outputs: int) -> MLP | Impala:
+        return backbone(shape, channels=self.channels, hidden=self.hidden, outputs=outputs, generator=stream)
 
     def _settings(self) -> dict[str, Any]:
         sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
@@ -115,8 +134,9 @@ class Laplace(Predicts):
         if self.samples * (4 + 2 * len(self.hidden)) > len(weights):
             raise ValueError("no Laplace approximation of this size")
         shape, outputs = reader.sample_shape, about["outputs"]
-        nets = [self._net(shape, empty_standardise(shape), None, outputs) for _ in range(self.samples)]
-        return MembersScorer(Several(nets), self.score_kind, outputs)
+        net, *movements = (self._tower(shape, None, outputs) for _ in range(1 + self.samples))
+        members = Linearised(empty_standardise(shape), net, movements)
+        return MembersScorer(members, self.score_kind, outputs)
 
 
 class _Minibatches:

@@ -3,8 +3,9 @@
     python benchmarks/fit.py [--out FILE.json] [--count 60000] [--size 28] [--steps 2000]
 
 Images are random; the networks, the batch of 256 and, on a GPU, bfloat16 are the same for all. The plain loop stands
-below, as one would write it without thinking of graphs. Time to capture or compile is stated apart. Without a GPU only
-the plain loop and onefold's own are timed.
+below, as one would write it without thinking of graphs. Time to capture or compile is stated apart. The floor is what
+a step's operations would take at the rate of a large matrix product, measured here. Without a GPU only the plain loop
+and onefold's own are timed.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Generator
+from torch.utils.flop_counter import FlopCounterMode
 
 from onefold.distil import (
     Architecture,
@@ -75,6 +77,23 @@ def ours(x: torch.Tensor, recipe: Recipe, chain: Chain | None, compiled: bool) -
     return iter(distillation(model, x, kernel, contexts, recipe, 0, compiled=compiled))
 
 
+def floor_ms(x: torch.Tensor, recipe: Recipe, chain: Chain | None) -> dict[str, float]:
+    """Operations of a step, in 10⁹, the rate of matrix products, in 10¹² a second, and milliseconds from both."""
+    with FlopCounterMode(display=False) as counter:
+        next(plain_loop(x, recipe, chain))
+    size, repeats = (8192, 50) if x.is_cuda else (1024, 5)
+    a = torch.randn(size, size, device=x.device, dtype=torch.bfloat16 if x.is_cuda else torch.float32)
+    for count in (3, repeats):
+        started = time.perf_counter()
+        for _ in range(count):
+            torch.mm(a, a)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+    rate = 2 * size**3 * repeats / (time.perf_counter() - started)
+    operations = counter.get_total_flops()
+    return {"operations_g": operations / 1e9, "rate_t": rate / 1e12, "floor_ms": 1000 * operations / rate}
+
+
 def timed(make: Callable[[], Iterator[Any]], x: torch.Tensor, steps: int) -> dict[str, float]:
     """Seconds of a fit, and apart from it of what comes before the first replayed step; memory beyond the data."""
 
@@ -117,7 +136,10 @@ def main() -> None:
         for label, found in row.items():
             found["speed_up"] = row["plain loop"]["fit_s"] / found["fit_s"]
             print(f"{name:20} {label:32}", {key: round(value, 2) for key, value in found.items()}, flush=True)
-        times[name] = row
+        floor = floor_ms(x, recipe, chain)
+        floor["captured_over_floor"] = row["onefold, captured"]["step_ms"] / floor["floor_ms"]
+        print(f"{name:20} {'floor':32}", {key: round(value, 3) for key, value in floor.items()}, flush=True)
+        times[name] = {**row, "floor": floor}
     settings = {"batch": 256, "images": options.count, "pixels": options.size, "steps": options.steps}
     result = {**provenance(device), **settings, "compiled_by_default_from_steps": COMPILED_FROM, "times": times}
     if options.out is not None:

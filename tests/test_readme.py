@@ -75,6 +75,7 @@ def test_the_table_of_costs_is_the_committed_result_and_keeps_its_promises(devic
 
 
 RESULTS = ["demo.json", "toy.json", "detectors.json", "fit.json", "growth.json", "scoring_cpu.json", "scoring_gpu.json"]
+RUNS = ["shift"]
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -84,8 +85,18 @@ def test_results_say_where_they_come_from(name: str) -> None:
     assert {"date", "device", "torch", "cores"} <= set(result)
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_every_unit_says_where_it_comes_from(name: str) -> None:
+    units = list((ROOT / "results" / name / "units").rglob("*.json"))
+    assert units
+    for path in units:
+        result = json.loads(path.read_text())
+        assert re.fullmatch(r"[0-9a-f]{12}", result["commit"]), f"{path.name}: made from a clean tree"
+        assert {"date", "device", "torch", "cores", "settings", "data"} <= set(result)
+
+
 def test_every_result_is_known() -> None:
-    assert {path.name for path in (ROOT / "results").iterdir()} == set(RESULTS)
+    assert {path.name for path in (ROOT / "results").iterdir()} == {*RESULTS, *RUNS}
 
 
 @pytest.mark.slow

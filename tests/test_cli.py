@@ -163,15 +163,15 @@ def test_progress_is_shown_to_a_person_at_a_terminal(pty_output: tuple[int, int]
         "onefold.RND(recipe=Recipe(steps=400, batch=8)).fit(np.random.default_rng(0).normal(size=(40, 4)))"
     )
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run([sys.executable, "-c", code], stderr=slave, env=environment, check=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=slave, env=environment)
     os.close(slave)
     seen = b""
     try:
-        while chunk := os.read(master, 65536):
+        while chunk := os.read(master, 65536):  # as it comes: a terminal that nobody reads stops whoever writes to it
             seen += chunk
     except OSError:  # the terminal is closed
         pass
-    assert done.returncode == 0
+    assert process.wait() == 0
     assert b"RND" in seen
     assert b"loss 0." in seen
 

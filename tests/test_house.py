@@ -18,7 +18,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     "errors", "types", "memory", "inputs", "metrics", "nets", "store", "streams", "train", "obabo", "sources", "reader",
     "reservoir", "samples", "alarm", "diagnosis", "kernels", "exact", "distil", "export", "fitted", "detector",
-    "methods", "files", "sklearn", "data", "provenance", "bench", "toy", "demo", "report", "progress", "programs",
+    "methods", "files", "sklearn", "data", "provenance", "bench", "rl", "toy", "demo", "report", "progress", "programs",
     "jobs", "cli",
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from onefold.bench.command import Bench
 from onefold.data.command import Data
 from onefold.errors import OnefoldError
 from onefold.report.command import Report
+from onefold.rl.command import RL
 
 if TYPE_CHECKING:
     from onefold.demo import Outcome
@@ -211,6 +212,7 @@ Command = (
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Toy, tyro.conf.subcommand("toy")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[RL, tyro.conf.subcommand("rl")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )

@@ -1,10 +1,12 @@
-"""Work that does not wait for each other, on streams of its own."""
+"""Work on a GPU that waits for nothing that it need not: on streams of its own, and captured as a graph."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
 
 
 def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
@@ -22,6 +24,37 @@ def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -
     for stream in streams[1:]:
         main.wait_stream(stream)
     return results
+
+
+def replayed(
+    step: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()
+) -> Callable[[], None]:
+    """A step that runs as it is a few times; the next time it is captured, and from then on the graph is replayed.
+
+    It reads and writes the same tensors every time, and draws from these generators only.
+    """
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    eager_left, captured = EAGER_STEPS, False
+
+    def next_step() -> None:
+        nonlocal eager_left, captured
+        with torch.cuda.device(device):
+            if eager_left > 0:
+                eager_left -= 1
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    step()
+                torch.cuda.current_stream().wait_stream(side)
+                return
+            if not captured:
+                for generator in generators:
+                    graph.register_generator_state(generator)
+                with torch.cuda.graph(graph):
+                    step()
+                captured = True
+            graph.replay()
+
+    return next_step
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 
 from onefold import store
 from onefold.errors import FileError, InputError, TrainingError
-from onefold.streams import side_by_side
+from onefold.streams import replayed, side_by_side
 from onefold.types import Resumable
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -29,7 +29,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 CHECKPOINT = "training checkpoint"
 LARGEST_BATCH = 2**24  # a recipe may come from a file
 COMPILED_FROM = 30_000  # steps: below, compiling costs more than it saves
-EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,31 +182,21 @@ class Training:
         return loss.detach()
 
     def _graphed_step(self) -> Callable[[], Tensor]:
-        """The first steps run eagerly, compiled or not; the next one is captured, and every later one replays it."""
         losses = [torch.compile(loss) if self.compiled else loss for loss in self.losses]
-        graph = torch.cuda.CUDAGraph()
-        captured: list[Tensor] = []
-        eager_left = EAGER_STEPS
-        side = torch.cuda.Stream(self.device)
+        found = torch.zeros((), device=self.device)
 
-        def step() -> Tensor:
-            nonlocal eager_left
-            with torch.cuda.device(self.device):
-                if eager_left > 0:
-                    eager_left -= 1
-                    side.wait_stream(torch.cuda.current_stream())
-                    with torch.cuda.stream(side), warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # the compiler's advice is not for our users
-                        loss = self._plain_step(losses)
-                    torch.cuda.current_stream().wait_stream(side)
-                    return loss
-                if not captured:
-                    with torch.cuda.graph(graph):
-                        captured.append(self._plain_step(losses))
-                graph.replay()
-                return captured[0].clone()
+        def step() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's advice is not for our users
+                found.copy_(self._plain_step(losses))
 
-        return step
+        again = replayed(step, self.device)
+
+        def next_step() -> Tensor:
+            again()
+            return found.clone()
+
+        return next_step
 
 
 def descend(

@@ -20,7 +20,8 @@ from onefold.errors import MissingExtraError, TrainingError
 from onefold.methods.classifier import Augmentation, augmented
 from onefold.nets import MLP, Impala
 from onefold.samples import Learned
-from onefold.train import EAGER_STEPS, Update
+from onefold.streams import replayed
+from onefold.train import Update
 
 Sampler: TypeAlias = Literal["obabo", "baoa"]
 Step: TypeAlias = Callable[[], Any]
@@ -149,7 +150,7 @@ class Sampling:
     def __iter__(self) -> Iterator[Update]:
         step = self._baoa if self.sampler == "baoa" else self._obabo
         if self.device.type == "cuda" and self.posterior.samples.in_memory:
-            step = _replayed(step, self.device, self.generator)
+            step = replayed(step, self.device, [self.generator])
         while self.done < self.steps:
             with _exact_convolutions(), self._others_randomness():
                 self._walk(step)
@@ -229,31 +230,6 @@ class Sampling:
 def _exact_convolutions() -> Any:
     """In all of float32's digits; which algorithm is fastest is tried out once."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
-
-
-def _replayed(step: Step, device: torch.device, generator: Generator) -> Step:
-    """The first steps run as they are; the next one is captured, and every later one replays it."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    eager_left, captured = EAGER_STEPS, False
-
-    def next_step() -> None:
-        nonlocal eager_left, captured
-        with torch.cuda.device(device):
-            if eager_left > 0:
-                eager_left -= 1
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    step()
-                torch.cuda.current_stream().wait_stream(side)
-                return
-            if not captured:
-                graph.register_generator_state(generator)
-                with torch.cuda.graph(graph):
-                    step()
-                captured = True
-            graph.replay()
-
-    return next_step
 
 
 def _posteriors() -> Any:

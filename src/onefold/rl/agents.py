@@ -1,0 +1,90 @@
+"""What an agent is: which returns it learns, how it chooses, and what it is curious about. Five are the paper's."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from onefold.errors import InputError
+from onefold.rl.replay import Memory
+from onefold.rl.returns import Support
+
+Choice: TypeAlias = Literal["greedy", "member", "information"]
+Curiosity: TypeAlias = Literal["none", "rnd", "csd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """A number that goes from `first` to `last` over so many frames, and stays there."""
+
+    first: float
+    last: float
+    frames: float
+
+    def at(self, frames: Any) -> Any:
+        """At this number of frames, which may be a tensor."""
+        share = frames / max(1.0, self.frames)
+        share = min(1.0, share) if isinstance(share, int | float) else share.clamp(max=1.0)
+        return self.first + (self.last - self.first) * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """Returns: `members` values by Huber's loss, with additive random priors of scale `prior`, and a distribution over
+    `atoms` (C51); either may be absent. With both, values choose and the distribution tells how noisy returns are.
+
+    `choice` is what to do: the best on average, what is best for the member that an episode was given, or by
+    information-directed sampling. `bonus` is added to rewards with weight `weight`, which is the scale of confidence
+    for information-directed sampling. Support and what is not said in the paper: docs/log.md.
+    """
+
+    members: int = 1
+    atoms: int = 0
+    prior: float = 0.0
+    choice: Choice = "greedy"
+    bonus: Curiosity = "none"
+    weight: Ramp = field(default_factory=lambda: Ramp(first=0.1, last=0.01, frames=3.3e6))
+    low: float = -10.0
+    high: float = 10.0
+    lr: float = 2.5e-4
+    bonus_lr: float = 2.5e-4
+
+    def __post_init__(self) -> None:
+        if self.members < 0 or self.atoms < 0 or self.members + self.atoms == 0 or self.atoms == 1:
+            raise InputError("an agent needs members, or at least two atoms")
+        if self.choice == "member" and self.members < 2:
+            raise InputError("choice 'member' needs at least two members")
+        if self.choice == "information" and (self.members < 2 or self.atoms == 0):
+            raise InputError("choice 'information' needs at least two members, and atoms")
+        if not self.low < self.high:
+            raise InputError(f"the support goes from low to high, not from {self.low} to {self.high}")
+
+    @property
+    def support(self) -> Support:
+        return Support(self.low, self.high, self.atoms)
+
+
+AGENTS: dict[str, Agent] = {
+    "dqn": Agent(),
+    "bdqn": Agent(members=10, prior=1.0, choice="member"),
+    "rnd": Agent(members=0, atoms=101, bonus="rnd", lr=6.25e-4, weight=Ramp(first=1.0, last=0.01, frames=3.3e6)),
+    "ids": Agent(members=10, atoms=101, prior=1.0, choice="information"),
+    "csd": Agent(members=0, atoms=101, bonus="csd", lr=6.25e-4),
+}
+"""Table "hpsettingsvizdoom"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How all agents learn (paper, Table "hpsettingsvizdoom"; where it is silent, Schmidt & Schmied, 2021)."""
+
+    memory: Memory = field(default_factory=Memory)
+    batch: int = 256
+    start: int = 100_000
+    """Frames before the first update."""
+    target_every: int = 8000
+    """Frames between two copies to the target network."""
+    epsilon: Ramp = field(default_factory=lambda: Ramp(first=1.0, last=0.01, frames=500_000))
+    importance: Ramp = field(default_factory=lambda: Ramp(first=0.45, last=1.0, frames=5e6))
+    clip: float = 10.0
+    adam_eps: float = 0.005 / 256
+    channels: tuple[int, ...] = (32, 32, 64)
+    hidden: int = 256

@@ -1,0 +1,262 @@
+"""`onefold rl`: train agents, go on with them, see how they do."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from onefold.rl.grid import Ended
+
+Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Device = Literal["auto", "cpu", "cuda"]
+Engine = Literal["serial", "processes", "ray"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent: Rainbow with a CSD bonus, or one of its rivals, in a world with a far goal.
+
+    The folder gets settings.json, progress.csv, episodes.csv, visits.json, networks.safetensors (to share), a
+    checkpoint to go on from (`onefold rl resume DIR`), and files for TensorBoard where it is installed.
+    """
+
+    out: Out
+    """Folder of the run, for example runs/csd-sparse-0."""
+    agent: Literal["dqn", "bdqn", "rnd", "ids", "csd"] = "csd"
+    """ε-greedy alone; ten members with random priors; Rainbow with an RND bonus; information-directed; with CSD's."""
+    env: str = "my-way-home-sparse"
+    """my-way-home-dense, -sparse, -very-sparse; chain-N, deep-sea-N; or an id of Gymnasium's."""
+    frames: float = 5e6
+    """Of all environments together."""
+    seed: int = 0
+    """Everything random follows from it."""
+    environments: int | None = None
+    """At once; 16 for MyWayHome, 4 for small worlds."""
+    workers: int | None = None
+    """Processes that run them."""
+    checkpoint: float = 1e6
+    """Frames between two checkpoints."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    def __call__(self) -> None:
+        from onefold.rl.runs import train
+        from onefold.rl.settings import run_of
+
+        run = run_of(self.agent, self.env, int(self.frames), self.seed, self.environments)
+        options: dict[str, Any] = {"device": self.device, "workers": self.workers, "every": int(self.checkpoint)}
+        shown(train(run, self.out, **options), run.frames, str(run))
+        print(f"Trained: {self.out}; see it play with: onefold rl watch {self.out} -o play.gif")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was stopped or killed, from its last checkpoint."""
+
+    run: RunFolder
+    """Its folder."""
+    workers: int | None = None
+    """Processes that run the environments."""
+    checkpoint: float = 1e6
+    """Frames between two checkpoints."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    def __call__(self) -> None:
+        from onefold.rl.folder import Folder
+        from onefold.rl.runs import resume
+
+        run = Folder(self.run).run()
+        rows = resume(self.run, device=self.device, workers=self.workers, every=int(self.checkpoint))
+        shown(rows, run.frames, str(run))
+        print(f"Trained: {self.run}; see it play with: onefold rl watch {self.run} -o play.gif")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Many runs: agents, worlds and seeds, one folder each under OUT. What is done is skipped, what was killed goes on.
+
+    Look at the curves with `onefold report OUT`.
+    """
+
+    out: Out
+    """Folder of the runs."""
+    agents: tuple[str, ...] = ("dqn", "bdqn", "rnd", "ids", "csd")
+    """Which agents."""
+    envs: tuple[str, ...] = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
+    """Which worlds."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Which seeds."""
+    frames: float = 5e6
+    """Of each run."""
+    engine: Engine = "serial"
+    """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
+    workers: int | None = None
+    """How many at a time."""
+    checkpoint: float = 1e6
+    """Frames between two checkpoints."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    def __call__(self) -> int:
+        from onefold.rl.grid import done, jobs
+
+        how: dict[str, Any] = {"device": self.device, "every": int(self.checkpoint)}
+        planned = jobs(self.agents, self.envs, self.seeds, int(self.frames), self.out, **how)
+        failed = _told(done(planned, self.engine, self.workers))
+        print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
+        return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search an agent's rates over the paper's grid, by the return at the end. Done trials are not done again."""
+
+    agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
+    """dqn, bdqn, rnd, ids or csd."""
+    out: Out
+    """Folder of the trials."""
+    env: str = "my-way-home-sparse"
+    """Where."""
+    frames: float = 5e6
+    """Of each trial."""
+    seed: int = 0
+    """Of each trial, and of which are tried if not all."""
+    trials: int | None = None
+    """At most so many points of the grid, drawn at random."""
+    engine: Engine = "serial"
+    """As for `onefold rl grid`."""
+    workers: int | None = None
+    """How many at a time."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    def __call__(self) -> int:
+        from onefold.rl.grid import done, final_return, trials
+
+        frames, how = int(self.frames), {"device": self.device}
+        planned = trials(self.agent, self.env, frames, self.seed, self.out, self.trials, **how)
+        failed = _told(done(planned, self.engine, self.workers))
+        found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
+        for name in sorted(found, key=lambda name: -found[name])[:5]:
+            print(f"{name}: return {found[name]:.4f}")
+        return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Let a trained agent play, and say how well it does."""
+
+    run: RunFolder
+    """A run's folder, or its networks.safetensors."""
+    episodes: int = 20
+    """How many."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Of where episodes start."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        import numpy as np
+
+        from onefold.rl.play import Player
+
+        played = list(Player(self.run, self.seed, self.epsilon).play(self.episodes))
+        found = {
+            "episodes": len(played),
+            "return": float(np.mean([p.reward for p in played])),
+            "reached": float(np.mean([p.reached for p in played])),
+            "length": float(np.mean([p.length for p in played])),
+        }
+        if self.json:
+            print(json.dumps(found))
+            return
+        print(
+            f"{found['episodes']} episodes: return {found['return']:.3f}, goal reached in {found['reached']:.0%}, "
+            f"{found['length']:.0f} steps on average"
+        )
+
+
+@dataclass(frozen=True)
+class WatchIt:
+    """Write a moving picture (GIF) of a trained agent at play."""
+
+    run: RunFolder
+    """A run's folder, or its networks.safetensors."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.gif")]
+    """Where to."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Of where the episode starts."""
+
+    def __call__(self) -> None:
+        from onefold.rl.play import Player, gif
+
+        played = next(Player(self.run, self.seed, self.epsilon).play(1, pictures=True))
+        gif(played.pictures, self.out)
+        end = "reached the goal" if played.reached else "did not reach the goal"
+        print(f"{self.out}: {played.length} steps, {end}")
+
+
+@dataclass(frozen=True)
+class RL:
+    """Exploration: the paper's agents in ViZDoom and in small worlds."""
+
+    what: Annotated[
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        | Annotated[Grid, tyro.conf.subcommand("grid")]
+        | Annotated[Search, tyro.conf.subcommand("search")]
+        | Annotated[Eval, tyro.conf.subcommand("eval")]
+        | Annotated[WatchIt, tyro.conf.subcommand("watch")],
+        tyro.conf.arg(name=""),
+    ]
+
+    def __call__(self) -> int:
+        return self.what() or 0
+
+
+def shown(rows: Iterable[dict[str, Any]], total: int, label: str) -> None:
+    """Progress as it comes: a bar where a person watches, else a line every twentieth of the way."""
+    if not sys.stderr.isatty():
+        told = 0
+        for row in rows:
+            if row["frames"] >= total or 20 * row["frames"] // total > told:
+                told = 20 * row["frames"] // total
+                print(f"{label}: {_line(row)}", file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.fields[line]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), text, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, line="…")
+        for row in rows:
+            bar.update(task, completed=row["frames"], line=_line(row))
+
+
+def _told(ended: "Iterable[Ended]") -> set[str]:
+    """A line for each run that ended; the names of those that failed."""
+    failed = set()
+    for name, row, reason in ended:
+        if row is None:
+            failed.add(name)
+        print(f"{name}: " + (f"failed: {reason}" if row is None else _line(row)), file=sys.stderr, flush=True)
+    return failed
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{int(row['frames']):,} frames, {row['frames_per_second']:,.0f}/s, return {row['return']:.3f}, goal "
+        f"{row['reached']:.0%}, bonus {row['bonus']:.3g}, loss {row['loss']:.3g}"
+    )

@@ -1,0 +1,174 @@
+"""MyWayHome: rooms and corridors seen through the player's eyes, and one far goal."""
+
+import contextlib
+import functools
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from onefold.errors import InputError, OnefoldError
+from onefold.rl.gym import gymnasium
+from onefold.rl.tasks import Variant, check_variant, vizdoom, write_scenario
+
+SIDE = 42  # pixels of an observation
+STACK = 6  # observations of the registered environments
+STEPS = 2100  # of an episode
+LIVING_COST = 0.0001
+BUTTONS = ([1, 0, 0], [0, 1, 0], [0, 0, 1])  # turn left, turn right, move forward
+NAMES: dict[Variant, str] = {"dense": "Dense", "sparse": "Sparse", "very_sparse": "VerySparse"}
+ONE_AT_A_TIME = threading.Lock()  # a game starts in the process's working folder
+
+
+class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
+    """Reach the armour: +1 and the end. Three actions, turn left, turn right, move forward; one frame each.
+
+    After 2,100 steps an episode is cut off. With `living_cost` each step costs 0.0001, as in ViZDoom's own scenario.
+    The game is a process of its own that runs from the first reset to `close`.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 35}  # noqa: RUF012
+
+    def __init__(
+        self, variant: Variant = "sparse", *, living_cost: bool = False, render_mode: str | None = None
+    ) -> None:
+        check_variant(variant)
+        vizdoom()
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(f"render_mode is None or 'rgb_array', not {render_mode!r}")
+        self.variant: Variant = variant
+        self.living_cost = living_cost
+        self.render_mode = render_mode
+        self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(BUTTONS))
+        self._game: Any = None
+        self._steps_left = 0
+        self._screen = np.zeros((120, 160), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[UInt8[np.ndarray, "42 42"], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        if self._game is None or not self._game.is_running():  # it may have crashed
+            self.close()
+            self._game = start_game(self.variant)
+        self._game.set_seed(int(self.np_random.integers(2**31)))
+        self._game.new_episode()
+        self._steps_left = STEPS
+        return self._look()
+
+    def step(self, action: int | np.integer) -> tuple[UInt8[np.ndarray, "42 42"], float, bool, bool, dict[str, Any]]:
+        if self._steps_left == 0:
+            raise InputError("the episode is over, or none has begun: reset() comes first")
+        if not 0 <= action < len(BUTTONS):
+            raise InputError(f"actions are 0, 1 and 2; not {action}")
+        # The game gives the +1 and finishes one action later. Nothing is left to do then, so the episode ends here.
+        reached = self._game.make_action(BUTTONS[action]) > 0.5
+        self._steps_left = 0 if reached else self._steps_left - 1
+        frame, info = self._look()
+        reward = float(reached) - LIVING_COST * self.living_cost
+        return frame, reward, reached, not reached and self._steps_left == 0, info
+
+    def render(self) -> UInt8[np.ndarray, "120 160 3"] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return np.repeat(self._screen[:, :, None], 3, axis=2) if self.render_mode else None
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._game.close()
+        self._game, self._steps_left = None, 0
+
+    def _look(self) -> tuple[UInt8[np.ndarray, "42 42"], dict[str, Any]]:
+        state = self._game.get_state()
+        if state is None:
+            raise OnefoldError("MyWayHome: the game has ended by itself")
+        self._screen = state.screen_buffer
+        place = state.game_variables.astype(np.float32)
+        return shrink(self._screen), {"position": place[:2], "angle": float(place[2])}
+
+
+def register() -> None:
+    """Make the three known to `gymnasium.make`, with stacks of 6 frames: onefold/MyWayHomeSparse-v0 and its like."""
+    stack = gymnasium.wrappers.FrameStackObservation.wrapper_spec(stack_size=STACK)
+    for variant, name in NAMES.items():
+        known = f"onefold/MyWayHome{name}-v0"
+        if known not in gymnasium.registry:
+            entry, settings = "onefold.rl.doom:MyWayHome", {"variant": variant}
+            gymnasium.register(known, entry_point=entry, kwargs=settings, additional_wrappers=(stack,))
+
+
+def start_game(variant: Variant) -> Any:
+    """A running game, which leaves nothing behind however it ends.
+
+    What it puts into its working folder, and the shared memory through which it talks, lose their names as soon as it
+    runs: then they vanish with the last process that uses them.
+    """
+    game = _configured()
+    try:
+        with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="onefold-") as folder, contextlib.chdir(folder):
+            _check_engine(game.get_vizdoom_path())
+            game.set_doom_scenario_path(str(write_scenario(variant, Path(folder))))
+            game.init()
+    except OnefoldError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OnefoldError(f"MyWayHome: the game does not start ({reason})") from None
+    for name in Path("/dev/shm").glob(f"ViZDoom*{game.get_instance_id()}"):
+        name.unlink(missing_ok=True)
+    return game
+
+
+@functools.cache
+def _check_engine(path: str) -> None:
+    """An engine that cannot run would take this process down with it, by a fault of ViZDoom's: so let it show that it
+    can. Asked for a game that is not there, it gives up with a message and 255."""
+    command = [path, "-norun", "-iwad", os.devnull, "-config", os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode not in (0, 255):
+        lines = done.stderr.strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"{path} ends with exit code {done.returncode}")
+
+
+def _configured() -> Any:
+    """ViZDoom's own scenario, but for the smallest screen, in grey, and three of its five buttons."""
+    vzd: Any = vizdoom()
+    game, variables = vzd.DoomGame(), vzd.GameVariable
+    game.set_vizdoom_path(str(Path(vzd.__file__).with_name("vizdoom")))
+    game.set_doom_map("map01")
+    game.set_doom_skill(5)
+    game.set_doom_config_path(os.devnull)
+    game.set_window_visible(False)
+    game.set_sound_enabled(False)
+    game.set_screen_resolution(vzd.ScreenResolution.RES_160X120)
+    game.set_screen_format(vzd.ScreenFormat.GRAY8)
+    game.set_render_hud(False)
+    game.set_available_buttons([vzd.Button.TURN_LEFT, vzd.Button.TURN_RIGHT, vzd.Button.MOVE_FORWARD])
+    game.set_available_game_variables([variables.POSITION_X, variables.POSITION_Y, variables.ANGLE])
+    game.set_episode_start_time(10)
+    game.set_episode_timeout(0)  # steps are counted here, so that the last frame can be seen
+    return game
+
+
+def _shares(inputs: int, outputs: int) -> Float32[np.ndarray, "{outputs} {inputs}"]:
+    """How much of each input pixel lies in each output pixel, in whole numbers: 1 is an `outputs`-th of an input."""
+    start = np.arange(outputs)[:, None] * inputs
+    pixel = np.arange(inputs)[None] * outputs
+    overlap = np.minimum(start + inputs, pixel + outputs) - np.maximum(start, pixel)
+    return np.maximum(overlap, 0).astype(np.float32)
+
+
+# 120 : 42 = 20 : 7 and 160 : 42 = 80 : 21, so six equal bands of rows and two of columns shrink alike.
+ROWS = _shares(20, 7)
+COLUMNS = _shares(80, 21).T.copy()
+
+
+def shrink(screen: UInt8[np.ndarray, "120 160"]) -> UInt8[np.ndarray, "42 42"]:
+    """Area averages, rounded. The sums are whole numbers below 2²⁴, so float32 has them exactly, on every machine."""
+    bands = ROWS @ screen.astype(np.float32).reshape(6, 20, 160)
+    sums = bands.reshape(84, 80) @ COLUMNS
+    return np.rint(sums / 1600).astype(np.uint8).reshape(SIDE, SIDE)

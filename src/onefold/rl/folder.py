@@ -1,0 +1,118 @@
+"""What a run leaves behind: settings, curves, visited places, and checkpoints to go on from."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onefold import store
+from onefold.errors import FileError, InputError
+from onefold.rl.settings import Run, from_plain, plain
+from onefold.rl.visits import Visits
+
+FORMAT = 1
+SETTINGS, PROGRESS, EPISODES, VISITS = "settings.json", "progress.csv", "episodes.csv", "visits.json"
+CHECKPOINT, NETWORKS = "checkpoint.safetensors", "networks.safetensors"
+KIND, LIGHT = "run's checkpoint", "agent's networks"
+LARGEST = 2**26  # bytes of a text file of ours
+PROGRESS_COLUMNS = (
+    "frames", "seconds", "frames_per_second", "episodes", "return", "reached", "length", "bonus", "value", "loss",
+    "bonus_loss", "outside", "error", "gradient", "scale", "replaced",
+)  # fmt: skip
+EPISODE_COLUMNS = ("frames", "environment", "length", "reward", "reached")
+
+
+class Folder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check_new(self) -> None:
+        """Refuse a folder that holds anything."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            held = " and holds a run: go on with it by `onefold rl resume`" if (self.path / SETTINGS).exists() else ""
+            raise InputError(f"{self.path} is not empty{held}; name another folder with -o")
+
+    def begin(self, run: Run, about: dict[str, Any]) -> None:
+        """Make it, for a new run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        store.write_json(self.path / SETTINGS, {"format": FORMAT, "run": plain(run), **about})
+        for name, columns in ((PROGRESS, PROGRESS_COLUMNS), (EPISODES, EPISODE_COLUMNS)):
+            store.write_bytes(self.path / name, (",".join(columns) + "\n").encode())
+
+    def run(self) -> Run:
+        """The run that it belongs to."""
+        path = self.path / SETTINGS
+        if not path.is_file():
+            raise InputError(f"{self.path} holds no run: there is no {SETTINGS} in it")
+        content = json_of(path)
+        if content.get("format") != FORMAT:
+            raise FileError(f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}")
+        try:
+            return from_plain(Run, content.get("run"))
+        except InputError as error:
+            raise FileError(f"{path}: is damaged ({error})") from None
+
+    def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Rows at the end of a CSV file, whole."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+
+    def cut(self, frames: int) -> None:
+        """Forget what was written after so many frames, for that is going to happen again; and a row cut short."""
+        for name, columns in ((PROGRESS, PROGRESS_COLUMNS), (EPISODES, EPISODE_COLUMNS)):
+            kept = [row for row in self.rows(name) if int(row["frames"]) <= frames]
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([row[column] for column in columns] for row in kept)
+            store.write_bytes(self.path / name, text.getvalue().encode())
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        """The whole rows of a CSV file."""
+        path = self.path / name
+        if not path.is_file():
+            raise FileError(f"{path}: is missing")
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"{path}: is larger than any file of a run")
+        lines = path.read_text("utf-8", errors="replace").split("\n")[:-1]  # what has no end of line was cut short
+        found = list(csv.DictReader(lines))
+        return [row for row in found if None not in row and None not in row.values()]
+
+    def keep(self, tensors: dict[str, Tensor], run: Run) -> None:
+        """A checkpoint, in place of the one before."""
+        store.save(self.path / CHECKPOINT, KIND, tensors, {"run": plain(run)})
+
+    def kept(self) -> dict[str, Tensor]:
+        """The last checkpoint, which must be of this run."""
+        path = self.path / CHECKPOINT
+        if not path.is_file():
+            raise InputError(f"{self.path}: was stopped before its first checkpoint; delete it and train again")
+        tensors, header = store.load(path, KIND)
+        if from_plain(Run, header.get("run")) != self.run():
+            raise FileError(f"{path}: belongs to a run with other settings than {SETTINGS}")
+        return tensors
+
+    def visited(self, visits: Visits) -> None:
+        """Where the agent has been so far."""
+        store.write_json(self.path / VISITS, visits.plain())
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """A JSON object that a run has left."""
+    if path.stat().st_size > LARGEST:
+        raise FileError(f"{path}: is larger than any file of a run")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise FileError(f"{path}: is damaged: no JSON") from None
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: is damaged: no JSON object")
+    return content

@@ -1,0 +1,123 @@
+"""Many runs: agents × worlds × seeds, or the paper's search for rates, on the benchmark's engines."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onefold.bench.engines import engine
+from onefold.errors import InputError
+from onefold.rl.agents import AGENTS, Agent
+from onefold.rl.folder import CHECKPOINT, PROGRESS, SETTINGS, Folder
+from onefold.rl.runs import resume, train
+from onefold.rl.settings import Run, run_of
+
+RATES = (1.25e-4, 2.5e-4, 3.75e-4, 5e-4, 6.25e-4, 7.5e-4)
+SPACES: dict[str, dict[str, tuple[float, ...]]] = {  # paper, Table "hpsearchspacevizdoom"
+    "dqn": {"lr": RATES},
+    "bdqn": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
+    "ids": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
+    "rnd": {"lr": RATES, "weight": (0.05, 0.1, 0.5, 1.0, 5.0, 10.0), "bonus_lr": RATES},
+    "csd": {"lr": RATES, "weight": (0.05, 0.1, 0.5, 1.0, 5.0, 10.0), "bonus_lr": RATES},
+}
+LAST = 0.1  # share of a run's episodes by which trials are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run and its folder. A folder with a checkpoint is gone on with."""
+
+    run: Run
+    out: Path
+    device: str = "auto"
+    every: int = 1_000_000
+
+
+class Ended(NamedTuple):
+    """A run that ended or was done before: its last row of progress, or why there is none."""
+
+    name: str
+    row: dict[str, Any] | None
+    reason: str = ""
+
+
+def jobs(
+    agents: Sequence[str], worlds: Sequence[str], seeds: Sequence[int], frames: int, out: Path, **how: Any
+) -> list[Job]:
+    """One run for each agent, world and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0."""
+    runs = [run_of(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
+    return [Job(run=run, out=out / str(run), **how) for run in runs]
+
+
+def trials(agent: str, world: str, frames: int, seed: int, out: Path, most: int | None = None, **how: Any) -> list[Job]:
+    """The paper's search space of an agent; at most so many of its points, drawn without repetition."""
+    if agent not in SPACES:
+        raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
+    space, base = SPACES[agent], run_of(agent, world, frames, seed)
+    points = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    if most is not None and most < len(points):
+        points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:most]]
+    return [
+        Job(run=replace(base, agent=_changed(base.agent, point)), out=out / point_name(point), **how)
+        for point in points
+    ]
+
+
+def point_name(point: dict[str, float]) -> str:
+    return ",".join(f"{name}={value:g}" for name, value in point.items())
+
+
+def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[Ended]:
+    """Do what is not done; every run comes by once."""
+    waiting = []
+    for job in jobs:
+        if (row := _last(job)) is not None:
+            yield Ended(_name(job), row)
+        else:
+            waiting.append(job)
+    for ended in engine(how)(work, waiting, workers):
+        yield Ended(_name(waiting[ended.place]), ended.result, ended.reason)
+
+
+def work(job: Job) -> dict[str, Any]:
+    """Train to the end, from the last checkpoint if there is one."""
+    rows = (
+        resume(job.out, device=job.device, every=job.every)
+        if (job.out / CHECKPOINT).exists()
+        else train(job.run, job.out, device=job.device, every=job.every)
+    )
+    row: dict[str, Any] = {}
+    for row in rows:  # noqa: B007
+        pass
+    return row
+
+
+def final_return(out: Path) -> float:
+    """The mean return of the episodes in the last tenth of a run's frames."""
+    run, episodes = Folder(out).run(), Folder(out).rows("episodes.csv")
+    late = [float(row["reward"]) for row in episodes if int(row["frames"]) > (1 - LAST) * run.frames]
+    return float(np.mean(late)) if late else float("nan")
+
+
+def _last(job: Job) -> dict[str, Any] | None:
+    """The last row of a run that is done; a folder of another run is refused."""
+    if not (job.out / SETTINGS).exists():
+        return None
+    if Folder(job.out).run() != job.run:
+        raise InputError(f"{job.out} holds a run with other settings: name another folder with -o")
+    rows = Folder(job.out).rows(PROGRESS)
+    if not rows or int(rows[-1]["frames"]) < job.run.frames:
+        return None
+    return {name: float(value) for name, value in rows[-1].items()}
+
+
+def _changed(agent: Agent, point: dict[str, float]) -> Agent:
+    weight = replace(agent.weight, first=point.get("weight", agent.weight.first))
+    return replace(agent, weight=weight, **{name: value for name, value in point.items() if name != "weight"})
+
+
+def _name(job: Job) -> str:
+    return f"{job.run}" if job.out.name.startswith("seed") else job.out.name

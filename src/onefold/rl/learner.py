@@ -1,0 +1,248 @@
+"""The learner: observe, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from onefold.errors import TrainingError
+from onefold.methods.prior import generators
+from onefold.rl.agents import Agent, Learning
+from onefold.rl.bonus import Bonus, CSDBonus, RNDBonus, Scale
+from onefold.rl.replay import Drawn, Replay
+from onefold.rl.values import Said, Values, judged, preferences
+from onefold.rl.vector import Steps
+from onefold.rl.views import UNIFORMS
+from onefold.streams import replayed, side_by_side
+
+STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
+
+
+class Learner:
+    """An agent's networks, memory and optimiser, and what it does with them.
+
+    All randomness comes from one generator on the device; schedules follow the replay's own count of frames, so that a
+    step depends on nothing but `tensors()`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        learning: Learning,
+        *,
+        environments: int,
+        frame: tuple[int, ...],
+        dtype: torch.dtype,
+        actions: int,
+        seed: int,
+        device: torch.device,
+        captured: bool = True,
+        compiled: bool = False,
+    ) -> None:
+        self.agent, self.learning, self.device, self.actions = agent, learning, device, actions
+        memory = learning.memory
+        self.replay = Replay(memory, environments, frame, dtype, device)
+        shape = (memory.stack * frame[0],) if len(frame) == 1 else (memory.stack, *frame)[-3:]
+        weights, curious, chance = generators(seed, 3)
+        self.values = Values(agent, learning, shape, actions, weights).to(device)
+        self.target = Values(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
+        self.bonus: Any = _bonus(agent, shape, curious)
+        self.bonus = None if self.bonus is None else self.bonus.to(device)
+        self.scale = Scale().to(device)
+        self.chance = Generator(device).manual_seed(chance.initial_seed())
+        self.member = torch.zeros(environments, dtype=torch.int64, device=device)
+        self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
+        self.updates = 0
+        self._own = [p for p in self.values.parameters() if p.requires_grad]
+        groups = [{"params": self._own, "lr": agent.lr}]
+        if self.bonus is not None:
+            curious_own = [p for p in self.bonus.parameters() if p.requires_grad]
+            groups.append({"params": curious_own, "lr": agent.bonus_lr})
+        on_gpu = device.type == "cuda"
+        self.optimiser = torch.optim.Adam(groups, eps=learning.adam_eps, fused=True, capturable=on_gpu)
+        self.copy_target()
+        self._say: Callable[[Any, Tensor], Said] = _said
+        if compiled:
+            self._say = torch.compile(_said)
+        self._seen = _Host(environments, frame, dtype, device)
+        self._uniforms = torch.zeros(learning.batch, 1 + UNIFORMS, device=device)
+        self._luck = torch.zeros(environments, 3, device=device)
+        self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
+        self._act = replayed(self._observed, device) if on_gpu and captured else self._observed
+        self._learn = replayed(self._learned, device) if on_gpu and captured else self._learned
+
+    @property
+    def frames(self) -> Tensor:
+        """How many frames the environments have made, on the device."""
+        return (self.replay.head + 1) * self.replay.environments
+
+    def observe(self, steps: Steps) -> NDArray[np.int64]:
+        """Remember what came of the last actions, and choose the next ones."""
+        self._seen.take(steps)
+        self._luck.uniform_(generator=self.chance)
+        self._act()
+        return self._chosen.cpu().numpy()
+
+    def chosen(self) -> NDArray[np.int64]:
+        """What is to be done at the newest frames."""
+        return self.replay.actions[int(self.replay.head) % self.replay.length].cpu().numpy().astype(np.int64)
+
+    def learn(self) -> None:
+        """One update of everything from one minibatch."""
+        if self.updates == 0 and self.bonus is not None:
+            self.bonus.standardise(self._prepared(self.replay.frames[: int(self.replay.head) + 1]))
+        self._uniforms.uniform_(generator=self.chance)
+        self._learn()
+        self.updates += 1
+
+    @torch.no_grad()
+    def copy_target(self) -> None:
+        """Move the target to where the values are."""
+        for mine, own in zip(self.target.parameters(), self.values.parameters(), strict=True):
+            mine.copy_(own)
+
+    def report(self) -> dict[str, float]:
+        """Means since the last report. Values that are no numbers end the run."""
+        *sums, count = self.statistics.tolist()
+        self.statistics.zero_()
+        if not np.isfinite(sums).all():
+            raise TrainingError("the loss is no number any more; use a smaller learning rate")
+        return {name: total / max(1.0, count) for name, total in zip(STATISTICS, sums, strict=True)}
+
+    def networks(self) -> dict[str, Tensor]:
+        """What it takes to act."""
+        return {f"values.{name}": t for name, t in self.values.state_dict().items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, the replay apart."""
+        found = self.networks()
+        found |= {f"target.{name}": t for name, t in self.target.state_dict().items()}
+        found |= {f"scale.{name}": t for name, t in self.scale.state_dict().items()}
+        found |= {"member": self.member, "chance": self.chance.get_state(), "updates": torch.tensor(self.updates)}
+        found["statistics"] = self.statistics
+        if self.bonus is not None:
+            found |= {f"bonus.{name}": t for name, t in self.bonus.state_dict().items()}
+        for i, parameter in enumerate(self._parameters()):
+            found |= {f"adam.{i}.{key}": value for key, value in self.optimiser.state[parameter].items()}
+        return found
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `tensors()` of a learner of the same form."""
+        modules = {"values": self.values, "target": self.target, "scale": self.scale, "bonus": self.bonus}
+        for prefix, module in modules.items():
+            if module is not None:
+                own = {n.removeprefix(f"{prefix}."): t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
+                module.load_state_dict(own)
+        self.member.copy_(tensors["member"])
+        self.statistics.copy_(tensors["statistics"])
+        self.chance.set_state(tensors["chance"].cpu())
+        self.updates = int(tensors["updates"])
+        for i, parameter in enumerate(self._parameters()):
+            own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"adam.{i}.")}
+            self.optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimiser.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def _observed(self) -> None:
+        seen = self._seen
+        self.replay.add(seen.frames, seen.rewards, *seen.flags)
+        began, members = seen.flags[2], max(1, self.agent.members)
+        self.member.copy_(torch.where(began, (self._luck[:, 0] * members).long(), self.member))
+        weight = self.agent.weight.at(self.frames)
+        with self._autocast():
+            said = self._say(self.values, self._prepared(self.replay.newest()))
+        best = preferences(self.agent, said, self.member, weight).argmax(1)
+        at_random = (self._luck[:, 1] * self.actions).long()
+        self._chosen.copy_(torch.where(self._luck[:, 2] < self.learning.epsilon.at(self.frames), at_random, best))
+        self.replay.act(self._chosen)
+
+    def _learned(self) -> None:
+        drawn = self.replay.draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
+        self.values.trunk.sharpen()
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            said, after, target, news, curious = self._passes(drawn)
+            rewards = drawn.rewards
+            if self.bonus is not None:
+                self.scale.update(news)
+                rewards = rewards + self.agent.weight.at(self.frames) * news / self.scale.std()
+            found = judged(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
+            loss = (drawn.weights * found.loss).mean()
+            (loss + curious).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._own, self.learning.clip, foreach=True)
+        self.optimiser.step()
+        self.replay.reprioritise(drawn.slots, found.error)
+        value = preferences(self.agent, said, torch.zeros_like(drawn.slots), 0.0).amax(1)
+        now = (loss, curious, news.mean(), value.mean(), found.outside, found.error.mean(), norm, torch.ones_like(norm))
+        self.statistics.add_(torch.stack(now).detach())
+
+    def _passes(self, drawn: Drawn) -> tuple[Said, Said, Said, Tensor, Tensor]:
+        """What the networks say of both sides of the transitions, how new the next states are, and the bonus's loss."""
+        x, y = self._prepared(drawn.states), self._prepared(drawn.next_states)
+        no_grad, nothing = torch.no_grad(), torch.zeros((), device=self.device)
+        functions: list[Callable[[], Any]] = [
+            lambda: self._say(self.values, x),
+            lambda: no_grad(self._say)(self.values, y),
+            lambda: no_grad(self._say)(self.target, y),
+        ]
+        if self.bonus is not None:
+            functions += [lambda: self.bonus.value(y), lambda: self.bonus.loss(y, self._uniforms[:, 1:])]
+        with self._autocast():
+            found = side_by_side(functions, self.device)
+        said, after, target, news, curious = found if self.bonus is not None else (*found, nothing[None], nothing)
+        return said, after, target, news, curious
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Bytes as numbers between 0 and 1."""
+        return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+class _Host:
+    """What the environments answered, on the device, at the same place every time."""
+
+    def __init__(self, environments: int, frame: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._frames = torch.zeros(environments, *frame, dtype=dtype, pin_memory=pinned)
+        self._numbers = torch.zeros(5, environments, pin_memory=pinned)
+        self.frames, self.numbers = self._frames.to(device), self._numbers.to(device)
+
+    @property
+    def rewards(self) -> Tensor:
+        return self.numbers[0]
+
+    @property
+    def flags(self) -> tuple[Tensor, ...]:
+        """Terminated, truncated, began, lost."""
+        return tuple((self.numbers[1:] > 0).unbind())
+
+    def take(self, steps: Steps) -> None:
+        self._frames.copy_(torch.from_numpy(steps.frames))
+        rows = (steps.rewards, steps.terminated, steps.truncated, steps.began, steps.lost)
+        self._numbers.copy_(torch.from_numpy(np.stack([row.astype(np.float32) for row in rows])))
+        self.frames.copy_(self._frames, non_blocking=True)
+        self.numbers.copy_(self._numbers, non_blocking=True)
+
+
+def _said(values: Values, x: Tensor) -> Said:
+    return values(x)
+
+
+def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Bonus | None:
+    kinds = {"none": None, "rnd": RNDBonus, "csd": CSDBonus}
+    kind = kinds[agent.bonus]
+    return None if kind is None else kind(shape, generator)
+
+
+def _placed(value: Tensor, parameter: Tensor) -> Tensor:
+    """Adam's state where Adam wants it: moments beside their parameter, in its layout; its count there if captured."""
+    if value.shape == parameter.shape and value.ndim > 0:
+        return torch.empty_like(parameter).copy_(value)
+    return value.to(parameter.device)

@@ -1,0 +1,92 @@
+"""Act, send, learn, collect: an agent in its environments, as a generator that can be stopped and gone on with."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onefold.rl.learner import Learner
+from onefold.rl.vector import Environments, Steps
+
+GOAL = 0.5  # a reward of so much comes at a goal
+
+
+class Episode(NamedTuple):
+    """One that ended: when (in frames of all environments), whose, how long, its reward, and whether at a goal."""
+
+    frames: int
+    environment: int
+    length: int
+    reward: float
+    reached: bool
+
+
+class Moment(NamedTuple):
+    """After a step of all environments."""
+
+    frames: int
+    steps: Steps
+    ended: list[Episode]
+
+
+class Loop:
+    """While the environments make a step, the learner makes an update. It starts where `restore` left it."""
+
+    def __init__(self, learner: Learner, environments: Environments, frames: int) -> None:
+        self.learner, self.environments, self.total = learner, environments, frames
+        self.frames = 0
+        self.actions: NDArray[np.int64] | None = None
+        self.done: list[list[int]] = [[] for _ in range(environments.count)]
+        """What was done in the episodes that are under way, so that they can be begun again."""
+        self.rewards, self.reached = np.zeros(environments.count), np.zeros(environments.count, bool)
+
+    def __iter__(self) -> Iterator[Moment]:
+        if self.actions is None:
+            yield self._observed(self.environments.reset())
+        learning = self.learner.learning
+        while self.frames < self.total:
+            assert self.actions is not None
+            self.environments.send(self.actions)
+            if self.frames >= learning.start:
+                self.learner.learn()
+                if self.frames % learning.target_every < self.environments.count:
+                    self.learner.copy_target()
+            yield self._observed(self.environments.collect())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next step depends on besides the learner."""
+        return {
+            "frames": torch.tensor(self.frames),
+            "episodes": torch.from_numpy(self.environments.episodes()),
+            "lengths": torch.tensor([len(actions) for actions in self.done]),
+            "done": torch.tensor([action for actions in self.done for action in actions], dtype=torch.int64),
+            "rewards": torch.from_numpy(self.rewards.copy()),
+            "reached": torch.from_numpy(self.reached.copy()),
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `tensors()`, the learner having been restored: episodes are begun again and played up to here."""
+        self.frames = int(tensors["frames"])
+        self.done = [part.tolist() for part in tensors["done"].split(tensors["lengths"].tolist())]
+        self.rewards, self.reached = tensors["rewards"].numpy().copy(), tensors["reached"].numpy().copy()
+        self.environments.restore(tensors["episodes"].numpy(), self.done)
+        self.actions = self.learner.chosen()
+
+    def _observed(self, steps: Steps) -> Moment:
+        self.frames += self.environments.count
+        ended = []
+        for e in range(self.environments.count):
+            if steps.began[e]:
+                self.done[e], self.rewards[e], self.reached[e] = [], 0.0, False
+                continue
+            assert self.actions is not None
+            self.done[e].append(int(self.actions[e]))
+            self.rewards[e] += steps.rewards[e]
+            self.reached[e] |= steps.rewards[e] >= GOAL
+            if steps.terminated[e] or steps.truncated[e]:
+                ended.append(Episode(self.frames, e, len(self.done[e]), float(self.rewards[e]), bool(self.reached[e])))
+        self.actions = self.learner.observe(steps)
+        return Moment(self.frames, steps, ended)

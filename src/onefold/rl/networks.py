@@ -1,0 +1,128 @@
+"""What agents see with: IMPALA's trunk with spectral normalisation, an MLP for vectors, and heads for values."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class Trunk(nn.Module):
+    """IMPALA's stages (Espeholt et al., 2018) on frames of bytes: [N, C, H, W] to features [N, width].
+
+    The convolutions of the residual units are divided by their largest singular value (Miyato et al., 2018; Gogianu et
+    al., 2021), as the paper's base does (Schmidt & Schmied, 2021). A stage's four of them are one tensor, so that one
+    power iteration serves all four. `sharpen` makes it; a pass through the network changes nothing.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
+        super().__init__()
+        inputs, height, width = shape
+        self.entries, self.units, self.biases = nn.ModuleList(), nn.ParameterList(), nn.ParameterList()
+        self.left, self.right = nn.ParameterList(), nn.ParameterList()
+        for count in channels:
+            self.entries.append(nn.Conv2d(inputs, count, 3, padding=1))
+            self.units.append(nn.Parameter(torch.empty(4, count, count, 3, 3)))
+            self.biases.append(nn.Parameter(torch.zeros(4, count)))
+            for side, size in ((self.left, count), (self.right, 9 * count)):
+                vectors = F.normalize(torch.randn(4, size, generator=generator), dim=1)
+                side.append(nn.Parameter(vectors, requires_grad=False))
+            inputs, height, width = count, (height + 1) // 2, (width + 1) // 2
+        self.width = inputs * height * width
+        weights: list[Tensor] = [*(entry.weight for entry in self.entries), *self.units]  # pyright: ignore[reportAssignmentType]
+        for weight in weights:
+            he_uniform_(weight, math.prod(weight.shape[-3:]), generator)
+        for entry in self.entries:
+            nn.init.zeros_(entry.bias)  # pyright: ignore[reportArgumentType]
+        for _ in range(15):
+            self.sharpen()
+
+    @torch.no_grad()
+    def sharpen(self) -> None:
+        """One power iteration for the singular vectors of every residual convolution."""
+        for unit, left, right in zip(self.units, self.left, self.right, strict=True):
+            matrix = unit.flatten(2)
+            right.copy_(F.normalize(torch.einsum("kij,ki->kj", matrix, left), dim=1))
+            left.copy_(F.normalize(torch.einsum("kij,kj->ki", matrix, right), dim=1))
+
+    def normalised(self) -> list[Float[Tensor, "4 c c 3 3"]]:
+        """The residual convolutions' weights over their largest singular values."""
+        found = []
+        for unit, left, right in zip(self.units, self.left, self.right, strict=True):
+            largest = torch.einsum("ki,kij,kj->k", left, unit.flatten(2), right)
+            found.append(unit / largest[:, None, None, None, None])
+        return found
+
+    def forward(self, x: Tensor) -> Float[Tensor, "n width"]:
+        x = x.to(memory_format=torch.channels_last)
+        for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
+            x = F.max_pool2d(entry(x), 3, stride=2, padding=1)
+            for first, second in ((0, 1), (2, 3)):
+                inner = F.conv2d(F.relu(x), weights[first], biases[first], padding=1)
+                x = x + F.conv2d(F.relu(inner), weights[second], biases[second], padding=1)
+        return F.relu(x).flatten(1)
+
+
+class Dense(nn.Module):
+    """A hidden layer for vectors."""
+
+    def __init__(self, inputs: int, width: int, generator: Generator) -> None:
+        super().__init__()
+        self.width = width
+        self.layer = nn.Linear(inputs, width)
+        he_uniform_(self.layer.weight, inputs, generator)
+        nn.init.zeros_(self.layer.bias)
+
+    def sharpen(self) -> None:
+        """There is nothing to normalise."""
+
+    def forward(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+        return F.relu(self.layer(x))
+
+
+class Heads(nn.Module):
+    """Dueling heads (Wang et al., 2016) of `members` members: features [N, width] to values [M, N, actions, atoms]."""
+
+    def __init__(
+        self, inputs: int, hidden: int, actions: int, generator: Generator, *, members: int = 1, atoms: int = 1
+    ) -> None:
+        super().__init__()
+        self.members, self.actions, self.atoms = members, actions, atoms
+        self.hidden = _Layers(members, inputs, 2 * hidden, generator)
+        self.value = _Layers(members, hidden, atoms, generator)
+        self.advantage = _Layers(members, hidden, actions * atoms, generator)
+
+    def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "m n actions atoms"]:
+        value, advantage = F.relu(self.hidden(features.expand(self.members, -1, -1))).chunk(2, -1)
+        value = self.value(value)[:, :, None, :]
+        advantage = self.advantage(advantage).unflatten(-1, (self.actions, self.atoms))
+        return value + advantage - advantage.mean(2, keepdim=True)
+
+
+class _Layers(nn.Module):
+    """A dense layer of each member."""
+
+    def __init__(self, members: int, inputs: int, outputs: int, generator: Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+        he_uniform_(self.weight, inputs, generator)
+
+    def forward(self, x: Float[Tensor, "m n inputs"]) -> Float[Tensor, "m n outputs"]:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+@torch.no_grad()
+def he_uniform_(weight: Tensor, inputs: int, generator: Generator) -> None:
+    """Uniform in ±√(6 / inputs) (He et al., 2015), the paper's initialisation of agents."""
+    bound = math.sqrt(6 / inputs)
+    weight.copy_(torch.rand(weight.shape, generator=generator) * 2 * bound - bound)
+
+
+def trunk(shape: tuple[int, ...], channels: Sequence[int], hidden: int, generator: Generator) -> Trunk | Dense:
+    """The trunk for stacks of this shape."""
+    if len(shape) == 1:
+        return Dense(shape[0], hidden, generator)
+    return Trunk((shape[0], shape[1], shape[2]), channels, generator)

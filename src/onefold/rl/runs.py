@@ -1,0 +1,161 @@
+"""Training from beginning to end: progress, curves, visited places, checkpoints, and going on after a kill."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onefold import store
+from onefold.errors import FileError
+from onefold.inputs import pick_device
+from onefold.provenance import provenance
+from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
+from onefold.rl.learner import Learner
+from onefold.rl.loop import Loop, Moment
+from onefold.rl.settings import Run, plain
+from onefold.rl.vector import Environments, Local, Workers
+from onefold.rl.visits import Visits
+from onefold.rl.worlds import world
+
+RECENT = 100  # episodes that returns and successes are means over
+REPORTS = 500  # rows of progress in a run
+COMPILED_FROM = 500_000  # frames: below, compiling costs more than it saves
+
+
+class Training:
+    """A run under way, in its folder."""
+
+    def __init__(self, run: Run, folder: Folder, device: torch.device, workers: int | None) -> None:
+        place = world(run.environment, run.frames)
+        self.run, self.folder = run, folder
+        self.environments: Environments = (
+            Workers(place.make, run.environments, run.seed, workers=workers)
+            if place.processes
+            else Local(place.make, run.environments, run.seed)
+        )
+        self.learner = Learner(
+            run.agent, run.learning, environments=run.environments, frame=self.environments.frame,
+            dtype=torch.from_numpy(np.zeros(0, self.environments.dtype)).dtype, actions=self.environments.actions,
+            seed=run.seed, device=device, compiled=device.type == "cuda" and run.frames >= COMPILED_FROM,
+        )  # fmt: skip
+        self.loop = Loop(self.learner, self.environments, run.frames)
+        self.visits = Visits(run.environment, run.frames)
+        self.recent: deque[tuple[float, bool, int]] = deque(maxlen=RECENT)
+        self.episodes, self.seconds = 0, 0.0
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint; what was written after it is forgotten."""
+        tensors = self.folder.kept()
+        try:
+            parts = {key: _under(tensors, key) for key in ("replay", "learner", "loop", "run")}
+            for name, tensor in self.learner.replay.tensors().items():
+                tensor.copy_(parts["replay"][name])
+            self.learner.restore(parts["learner"])
+            self.loop.restore(parts["loop"])
+            self.visits.counts[:] = parts["run"]["visits"].numpy()
+            self.recent.extend((a, bool(b), int(c)) for a, b, c in parts["run"]["recent"].tolist())
+            self.episodes, self.seconds = int(parts["run"]["episodes"]), float(parts["run"]["seconds"])
+        except (KeyError, RuntimeError, ValueError, IndexError) as error:
+            raise FileError(f"{self.folder.path}: its checkpoint is not of this run ({type(error).__name__})") from None
+        self.folder.cut(self.loop.frames)
+
+    def keep(self) -> None:
+        """Write a checkpoint, and the networks alone beside it."""
+        own = {
+            "visits": torch.from_numpy(self.visits.counts),
+            "recent": torch.tensor(list(self.recent), dtype=torch.float64).reshape(-1, 3),
+            "episodes": torch.tensor(self.episodes),
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+        }
+        parts = {"replay": self.learner.replay.tensors(), "learner": self.learner.tensors(), "run": own}
+        parts["loop"] = self.loop.tensors()
+        self.folder.keep({f"{key}.{name}": t for key, part in parts.items() for name, t in part.items()}, self.run)
+        light = {name: t.to(torch.float16) for name, t in self.learner.networks().items()}
+        store.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
+        self.folder.visited(self.visits)
+
+    def go(self, every: int) -> Iterator[dict[str, Any]]:
+        """Train to the end; a row of progress now and then."""
+        count, started, before = self.run.environments, time.monotonic(), self.seconds
+        report, board = max(count, self.run.frames // REPORTS), _board(self.folder.path)
+        last, at = self.loop.frames, started
+        for moment in self.loop:
+            self._note(moment)
+            self.seconds = before + time.monotonic() - started
+            done = moment.frames >= self.run.frames
+            if done or moment.frames % report < count:
+                speed = (moment.frames - last) / max(1e-9, time.monotonic() - at)
+                last, at = moment.frames, time.monotonic()
+                row = self._row(moment.frames, speed)
+                self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
+                for name in PROGRESS_COLUMNS[1:] if board is not None else ():
+                    board.add_scalar(name, row[name], moment.frames)
+                yield row
+            if done or moment.frames % every < count:
+                self.keep()
+
+    def _note(self, moment: Moment) -> None:
+        self.visits.add(moment.frames, moment.steps.positions)
+        if moment.ended:
+            self.episodes += len(moment.ended)
+            self.recent.extend((e.reward, e.reached, e.length) for e in moment.ended)
+            self.folder.add(EPISODES, [(*e[:3], f"{e.reward:.6g}", int(e.reached)) for e in moment.ended])
+
+    def _row(self, frames: int, speed: float) -> dict[str, Any]:
+        means = [float(np.mean(part)) for part in zip(*self.recent, strict=True)] or [float("nan")] * 3
+        row: dict[str, Any] = dict.fromkeys(PROGRESS_COLUMNS, 0.0)
+        row |= {"return": means[0], "reached": means[1], "length": means[2], "frames_per_second": speed}
+        row |= {"scale": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
+        row = {name: float(f"{value:.6g}") for name, value in row.items()}
+        replaced = getattr(self.environments, "replaced", 0)
+        return row | {"frames": frames, "episodes": self.episodes, "replaced": replaced}
+
+
+def train(
+    run: Run, out: Path, *, device: str = "auto", workers: int | None = None, every: int = 1_000_000
+) -> Iterator[dict[str, Any]]:
+    """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints."""
+    folder, place = Folder(out), pick_device(device)
+    folder.check_new()
+    with _training(run, folder, place, workers) as training:
+        folder.begin(run, provenance(place))
+        training.keep()
+        yield from training.go(every)
+
+
+def resume(
+    out: Path, *, device: str = "auto", workers: int | None = None, every: int = 1_000_000
+) -> Iterator[dict[str, Any]]:
+    """Go on with a run that was stopped or killed."""
+    folder = Folder(out)
+    with _training(folder.run(), folder, pick_device(device), workers) as training:
+        training.resume()
+        yield from training.go(every)
+
+
+@contextlib.contextmanager
+def _training(run: Run, folder: Folder, device: torch.device, workers: int | None) -> Iterator[Training]:
+    training = Training(run, folder, device, workers)
+    try:
+        yield training
+    finally:
+        training.environments.close()
+
+
+def _board(path: Path) -> Any:
+    """A writer of files for TensorBoard, where it is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(path))
+
+
+def _under(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{key}."): tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}

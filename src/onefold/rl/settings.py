@@ -1,0 +1,73 @@
+"""A run's settings, and how they come back from a file."""
+
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, TypeVar, get_type_hints
+
+from onefold.errors import InputError
+from onefold.inputs import check_seed
+from onefold.rl.agents import AGENTS, Agent, Learning
+from onefold.rl.worlds import suited, world
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """An agent in a world, for so many frames of all its environments together, from one seed."""
+
+    name: str
+    environment: str
+    frames: int
+    seed: int
+    environments: int
+    agent: Agent
+    learning: Learning
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not 1 <= self.environments <= 1024 or not self.environments <= self.frames <= 10**12:
+            raise InputError(
+                f"a run has up to 1,024 environments and 10¹² frames, not {self.environments}, {self.frames}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.environment}/seed{self.seed}"
+
+
+def run_of(agent: str, environment: str, frames: int, seed: int, environments: int | None = None) -> Run:
+    """One of the paper's agents, as the world's own settings have it."""
+    if agent not in AGENTS:
+        raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
+    place = world(environment, frames)
+    return Run(
+        name=agent, environment=environment, frames=frames, seed=seed,
+        environments=environments or place.environments,
+        agent=suited(AGENTS[agent], environment, frames), learning=place.learning,
+    )  # fmt: skip
+
+
+def plain(run: Run) -> dict[str, Any]:
+    """As JSON has it."""
+    return asdict(run)
+
+
+def from_plain(kind: type[T], content: Any) -> T:
+    """A dataclass from what `plain` made of it; anything else is refused."""
+    hints = get_type_hints(kind)
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # pyright: ignore[reportArgumentType]
+    if not isinstance(content, dict) or not needed <= set(content) <= set(hints):
+        raise InputError(f"these are no settings of a {kind.__name__.lower()}")
+    return kind(**{name: _value(hints[name], value) for name, value in content.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
+        return from_plain(hint, value)
+    if isinstance(value, list):
+        if not all(isinstance(part, int) and not isinstance(part, bool) for part in value):
+            raise InputError("settings have lists of whole numbers only")
+        return tuple(value)
+    expected = {int: int, float: (int, float), str: str}.get(hint, (str, int, float))
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise InputError(f"a setting is {value!r}, which cannot be")
+    return float(value) if hint is float else value

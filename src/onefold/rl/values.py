@@ -1,0 +1,105 @@
+"""An agent's values: one trunk, the heads that it has, and the target that they are moved towards."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from onefold.rl.agents import Agent, Learning
+from onefold.rl.networks import Heads, trunk
+from onefold.rl.returns import divergence, expected, picked, projected, regret_over_information, spread
+
+
+class Said(NamedTuple):
+    """What a network says of states: values [M, n, actions] of its members, logits [n, actions, atoms]."""
+
+    values: Float[Tensor, "m n actions"] | None
+    logits: Float[Tensor, "n actions atoms"] | None
+
+
+class Values(nn.Module):
+    """A trunk and the heads that an agent has. Random priors are networks of their own, which never learn."""
+
+    def __init__(
+        self, agent: Agent, learning: Learning, shape: tuple[int, ...], actions: int, generator: Generator
+    ) -> None:
+        super().__init__()
+        self.agent = agent
+
+        def heads(width: int, members: int, atoms: int) -> Heads:
+            return Heads(width, learning.hidden, actions, generator, members=members, atoms=atoms)
+
+        self.trunk = trunk(shape, learning.channels, learning.hidden, generator)
+        self.members = heads(self.trunk.width, agent.members, 1) if agent.members else None
+        self.returns = heads(self.trunk.width, 1, agent.atoms) if agent.atoms else None
+        self.prior: nn.Sequential | None = None
+        if agent.prior > 0 and agent.members:
+            other = trunk(shape, learning.channels, learning.hidden, generator)
+            self.prior = nn.Sequential(other, heads(other.width, agent.members, 1)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Said:
+        z = self.trunk(x)
+        values = None if self.members is None else self.members(z).squeeze(-1).float()
+        if values is not None and self.prior is not None:
+            values = values + self.agent.prior * self.prior(x).squeeze(-1).float()
+        return Said(values, None if self.returns is None else self.returns(z)[0].float())
+
+
+class Judged(NamedTuple):
+    """A loss for every transition, its priority, and the share of a target that lay off the support."""
+
+    loss: Float[Tensor, " n"]
+    error: Float[Tensor, " n"]
+    outside: Float[Tensor, ""]
+
+
+def judged(
+    agent: Agent,
+    said: Said,
+    actions: Int[Tensor, " n"],
+    rewards: Float[Tensor, " n"],
+    discounts: Float[Tensor, " n"],
+    after: Said,
+    target: Said,
+) -> Judged:
+    """Double Q-learning (van Hasselt et al., 2016): `after` chooses the next action, `target` says what it is worth.
+
+    Members learn each from its own target by Huber's loss, the distribution by cross-entropy; the error is the members'
+    mean |δ| or, without members, the divergence from the target.
+    """
+    loss, error, outside = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards)), rewards.new_zeros(())
+    if said.logits is not None:
+        assert after.logits is not None
+        assert target.logits is not None
+        best = expected(after.logits, agent.support).argmax(-1)
+        chances = picked(target.logits, best).softmax(-1)
+        aim, outside = projected(chances, rewards, discounts, agent.support)
+        loss, error = divergence(picked(said.logits, actions), aim)
+    if said.values is not None:
+        assert after.values is not None
+        assert target.values is not None
+        best = after.values.argmax(-1, keepdim=True)
+        aims = rewards + discounts * target.values.gather(-1, best).squeeze(-1)
+        found = said.values.gather(-1, actions[None, :, None].expand(len(said.values), -1, 1)).squeeze(-1)
+        loss = loss + F.huber_loss(found, aims, reduction="none").mean(0)
+        error = (found - aims).detach().abs().mean(0)
+    return Judged(loss, error, outside)
+
+
+def preferences(
+    agent: Agent, said: Said, member: Int[Tensor, " n"], confidence: float | Tensor
+) -> Float[Tensor, "n actions"]:
+    """How much each action is to be preferred; the largest is what to do."""
+    if agent.choice == "information":
+        assert said.values is not None
+        assert said.logits is not None
+        deviations = said.values.std(0, correction=0)
+        return -regret_over_information(said.values.mean(0), deviations, spread(said.logits, agent.support), confidence)
+    if said.values is None:
+        assert said.logits is not None
+        return expected(said.logits, agent.support)
+    if agent.choice == "member":
+        return said.values[member, torch.arange(len(member), device=member.device)]
+    return said.values.mean(0)

@@ -1,0 +1,235 @@
+"""Many environments at once: in this process, or in worker processes that may die without harm."""
+
+import itertools
+import logging
+import multiprocessing.util
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64
+
+from onefold.errors import InputError, OnefoldError
+from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
+from onefold.rl.worker import CONTEXT, PARTING, Task, Worker
+
+LOG = logging.getLogger(__name__)
+MOST_FAILURES = 5  # of one worker in a row, without a step between them
+START = 120.0  # seconds that a worker has to start in, at least
+
+
+@runtime_checkable
+class Environments(Protocol):
+    """What training needs. An episode's last step shows its last frame; the next action is ignored and the next episode
+    begins. Episode k of environment e is the same in every run of one seed, whatever was before and whoever runs it."""
+
+    count: int
+    frame: tuple[int, ...]
+    dtype: np.dtype
+    actions: int
+
+    def reset(self) -> Steps:
+        """Begin episode 0 everywhere."""
+        ...
+
+    def send(self, actions: Int64[np.ndarray, " e"]) -> None:
+        """Have every environment take a step; `collect` has the answers."""
+        ...
+
+    def collect(self) -> Steps: ...
+
+    def episodes(self) -> Int64[np.ndarray, " e"]:
+        """The number of the episode that each environment is in."""
+        ...
+
+    def restore(self, episodes: Int64[np.ndarray, " e"], actions: Sequence[Sequence[int]]) -> None:
+        """Be again where environments were that had begun these episodes and then been sent these actions."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Together(ABC):
+    """What any group of environments has in common; how the answers come is left open."""
+
+    def __init__(self, count: int, form: Form, rows: np.ndarray) -> None:
+        self.count, self.frame, self.dtype, self.actions = count, form.frame, form.dtype, form.actions
+        self._rows = rows
+        self._step = 0
+        self._waiting = False
+        self._episodes = np.full(count, -1, np.int64)
+        self._restart(np.zeros(count, np.int64))
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Let the work begin that the rows ask for."""
+
+    @abstractmethod
+    def _hear(self) -> None:
+        """Wait until all rows are answered."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Nothing can be asked after that."""
+
+    def reset(self) -> Steps:
+        """Begin episode 0 everywhere."""
+        return self._begin(np.zeros(self.count, np.int64))
+
+    def send(self, actions: Int64[np.ndarray, " e"]) -> None:
+        """Have every environment take a step; `collect` has the answers."""
+        if actions.shape != (self.count,) or actions.min() < 0 or actions.max() >= self.actions:
+            raise InputError(f"needs {self.count} actions from 0 to {self.actions - 1}, not {actions.tolist()}")
+        self._send(actions)
+
+    def collect(self) -> Steps:
+        """The answers to what was sent."""
+        if not self._waiting:
+            raise InputError("nothing was sent that could be collected")
+        self._hear()
+        self._waiting = False
+        self._episodes[:] = self._rows["episodes"]
+        return Steps(*(self._rows[name].copy() for name in Steps._fields))
+
+    def episodes(self) -> Int64[np.ndarray, " e"]:
+        """The number of the episode that each environment is in, as of the last answers."""
+        return self._episodes.copy()
+
+    def restore(self, episodes: Int64[np.ndarray, " e"], actions: Sequence[Sequence[int]]) -> None:
+        """Be again where environments were that had begun these episodes and then been sent these actions."""
+        if not len(episodes) == len(actions) == self.count or min(episodes) < 0:
+            raise InputError(f"needs an episode and its actions for each of {self.count} environments")
+        steps = np.full((max(map(len, actions)), self.count), STAY, np.int64)
+        for i, taken in enumerate(actions):
+            steps[: len(taken), i] = taken
+            if len(taken) and not 0 <= min(taken) <= max(taken) < self.actions:
+                raise InputError(f"actions are numbers from 0 to {self.actions - 1}")
+        lost = self._begin(episodes).lost
+        for step in steps:
+            self._send(step)
+            lost |= self.collect().lost
+        if lost.any():
+            raise OnefoldError("a worker was lost while its episodes were taken up again: restore them once more")
+        if (self.episodes() != episodes).any():
+            raise InputError("the actions do not belong to these episodes: one of them ends before its last action")
+
+    def _begin(self, episodes: Int64[np.ndarray, " e"]) -> Steps:
+        self._restart(episodes)
+        self._send(np.full(self.count, NEXT, np.int64))
+        return self.collect()
+
+    def _restart(self, episodes: Int64[np.ndarray, " e"]) -> None:
+        self._rows["episodes"] = episodes - 1
+
+    def _send(self, actions: Int64[np.ndarray, " e"]) -> None:
+        if self._waiting:
+            raise InputError("what was sent before has to be collected first")
+        self._step += 1
+        self._rows["actions"], self._rows["asked"], self._rows["lost"] = actions, self._step, False
+        self._waiting = True
+        self._ask()
+
+
+class Local(Together):
+    """All environments in this process, one after the other: for small worlds."""
+
+    def __init__(self, make: Make, count: int, seed: int) -> None:
+        found = form(make)
+        super().__init__(count, found, np.zeros(count, row(found)))
+        self._group = Group(make, self._rows, 0, seed)
+
+    def _ask(self) -> None:
+        pass
+
+    def _hear(self) -> None:
+        self._group.answer()
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class Workers(Together):
+    """Environments in worker processes, a stretch of the table each; all of them answer, or are replaced.
+
+    A worker that dies, raises or gives no answer for `timeout` seconds loses what its environments were doing. A new
+    one begins their next episodes; the others notice nothing but the delay. `replaced` counts them.
+    """
+
+    def __init__(self, make: Make, count: int, seed: int, workers: int | None = None, timeout: float = 60.0) -> None:
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
+        workers = min(count, len(cores) if workers is None else workers)
+        if workers < 1 or not timeout > 0:
+            raise InputError(f"needs environments, workers and time: not {count}, {workers} and {timeout}")
+        found = form(make)
+        memory = CONTEXT.RawArray("b", count * row(found).itemsize)  # has no name: it goes with its last user
+        super().__init__(count, found, np.frombuffer(memory, row(found)))
+        edges = [count * i // workers for i in range(workers + 1)]
+        self.workers, self.timeout, self.replaced = workers, timeout, 0
+        self._tasks = [
+            Task(make, memory, found, start, stop, seed, cores[(os.getpid() + i) % len(cores)])
+            for i, (start, stop) in enumerate(itertools.pairwise(edges))
+        ]
+        self._parts = [self._rows[task.start : task.stop] for task in self._tasks]
+        self._failures = [0] * workers
+        self._staff: list[Worker] = []
+        self._finish = multiprocessing.util.Finalize(self, _close, (self._staff,), exitpriority=10)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self._rows["actions"] = NEXT
+        for task in self._tasks:
+            self._staff.append(Worker(task))
+        until = time.monotonic() + max(self.timeout, START)
+        for task, worker, rows in zip(self._tasks, self._staff, self._parts, strict=True):
+            if why := worker.hear(rows, self._step, until):
+                raise OnefoldError(f"environments {task.start} to {task.stop - 1} do not start: {why}")
+
+    def _ask(self) -> None:
+        if not self._staff:
+            raise InputError("the workers have been let go: these environments are closed")
+        for worker in self._staff:
+            worker.go()
+
+    def _hear(self) -> None:
+        until = time.monotonic() + self.timeout
+        for i, rows in enumerate(self._parts):
+            if why := self._staff[i].hear(rows, self._step, until):
+                self._replace(i, why)
+            else:
+                self._failures[i] = 0
+
+    def _replace(self, i: int, why: str) -> None:
+        """Begin the next episodes in a new worker, or in the next one if that is lost too."""
+        rows = self._parts[i]
+        while why:
+            self._staff[i].kill()
+            self._failures[i] += 1
+            if self._failures[i] == MOST_FAILURES:
+                self.close()
+                raise OnefoldError(f"a worker was lost {MOST_FAILURES} times in a row, at last because: {why}")
+            LOG.warning("worker %d of %d is replaced: %s", i, len(self._staff), why)
+            self.replaced += 1
+            rows["actions"] = NEXT
+            self._staff[i] = Worker(self._tasks[i])
+            why = self._staff[i].hear(rows, self._step, time.monotonic() + max(self.timeout, START))
+        rows["lost"] = True
+
+    def close(self) -> None:
+        self._finish()
+
+
+def _close(staff: list[Worker]) -> None:
+    """Ask all to leave, then wait for them together; called once, however the end comes."""
+    for worker in staff:
+        worker.dismiss()
+    until = time.monotonic() + PARTING
+    for worker in staff:
+        worker.bury(until)
+    staff.clear()

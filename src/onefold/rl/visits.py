@@ -1,0 +1,44 @@
+"""Where an agent has been: how often each place was visited, in equal slices of a run's frames."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from onefold.rl.worlds import DOOM
+
+SLICES, CELLS = 20, 48
+
+
+class Visits:
+    """Counts of positions on a grid over the world, [slice, row, column]."""
+
+    def __init__(self, environment: str, frames: int) -> None:
+        self.bounds, self.frames = bounds(environment), frames
+        self.counts = np.zeros((SLICES, CELLS, CELLS), np.int64)
+
+    def add(self, frames: int, positions: np.ndarray) -> None:
+        left, bottom, right, top = self.bounds
+        places = (positions - (left, bottom)) / (right - left, top - bottom)
+        places = places[np.isfinite(places).all(1)]
+        if len(places) == 0:
+            return
+        cells = np.clip((places * CELLS).astype(int), 0, CELLS - 1)
+        np.add.at(self.counts[min(SLICES - 1, SLICES * (frames - 1) // self.frames)], (cells[:, 1], cells[:, 0]), 1)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it: a line of text for each row of the grid, from the bottom."""
+        rows = [[" ".join(map(str, row)) for row in part] for part in self.counts.tolist()]
+        return {"bounds": list(self.bounds), "frames": self.frames, "counts": rows}
+
+
+def bounds(environment: str) -> tuple[float, float, float, float]:
+    """The smallest and largest coordinates of a world: left, bottom, right, top."""
+    if environment in DOOM:
+        from onefold.rl.tasks import walls
+
+        x, y = walls()[:, ::2], walls()[:, 1::2]
+        return float(x.min()), float(y.min()), float(x.max()), float(y.max())
+    found = re.search(r"-(\d+)$", environment)
+    side = float(found[1]) if found else 1.0
+    return 0.0, 0.0, side, side

@@ -1,0 +1,74 @@
+"""Where agents can be sent, by name, and how they learn there."""
+
+import functools
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from onefold.errors import InputError
+from onefold.rl.agents import Agent, Learning, Ramp
+from onefold.rl.gym import gymnasium
+from onefold.rl.replay import Memory
+from onefold.rl.rows import Make
+
+DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
+KNOWN = (*DOOM, "chain-N", "deep-sea-N")
+
+
+class World(NamedTuple):
+    """Environments of one kind: how one is made, how many are run at once, and whether each needs a process."""
+
+    make: Make
+    environments: int
+    processes: bool
+    learning: Learning
+
+
+def world(name: str, frames: int) -> World:
+    """The world of that name, for a run of so many frames; any other name is one of Gymnasium's."""
+    if name in DOOM:
+        importance = Ramp(first=0.45, last=1.0, frames=frames)
+        return World(functools.partial(_doom, variant=DOOM[name]), 16, True, Learning(importance=importance))
+    small = Learning(
+        memory=Memory(capacity=20_000, stack=1, n_step=3, discount=0.99),
+        batch=64,
+        start=500,
+        target_every=400,
+        epsilon=Ramp(first=1.0, last=0.01, frames=frames / 10),
+        importance=Ramp(first=0.45, last=1.0, frames=frames),
+        hidden=64,
+    )
+    if found := re.fullmatch(r"(chain|deep-sea)-(\d{1,3})", name):
+        size = int(found[2])
+        if not 3 <= size <= 100:
+            raise InputError(f"a {found[1]} has 3 to 100 states on a side, not {size}")
+        return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
+    if name not in gymnasium.registry:
+        raise InputError(f"there is no environment {name!r}; known are {', '.join(KNOWN)}, and those of Gymnasium")
+    return World(functools.partial(_gymnasium, name=name), 4, False, small)
+
+
+def suited(agent: Agent, name: str, frames: int) -> Agent:
+    """The agent with rates and bonus for a small world, where this is one; the paper's are for images."""
+    if name in DOOM:
+        return agent
+    return replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=0.5, last=0.05, frames=frames))
+
+
+def _doom(number: int, variant: str) -> gymnasium.Env:
+    from onefold.rl.doom import MyWayHome
+
+    del number
+    return MyWayHome(variant)  # pyright: ignore[reportArgumentType]
+
+
+def _small(number: int, kind: str, size: int) -> gymnasium.Env:
+    from onefold.rl.small import Chain, DeepSea
+
+    del number
+    return Chain(size) if kind == "chain" else DeepSea(size)
+
+
+def _gymnasium(number: int, name: str) -> gymnasium.Env:
+    del number
+    return gymnasium.make(name)

@@ -1,0 +1,170 @@
+"""Views, bonuses and what agents learn from, against independent computations."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+from torch.nn import functional as F  # noqa: N812
+
+from onefold.errors import InputError
+from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
+from onefold.rl.bonus import CSDBonus, RNDBonus, Scale
+from onefold.rl.values import Said, Values, judged, preferences
+from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
+
+STILL = Views(apply=1, perspective=0, flip=0, crop_area=(1, 1), crop_aspect=1)
+
+
+def uniforms(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(n, UNIFORMS, generator=Generator().manual_seed(seed))
+
+
+def test_perspectives_send_the_corners_where_they_are_pulled() -> None:
+    """The map back from four points to the square, against a linear solve for the eight numbers of a homography."""
+    u = uniforms(20)[:, 5:14]
+    u[:, 8] = 0.0
+    found = _perspective(u, Views()).double().numpy()
+    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
+    for i in range(20):
+        pulled = corners * (1 - 0.5 * u[i, :8].reshape(4, 2).double().numpy())
+        rows, right = [], []
+        for (a, b), (x, y) in zip(pulled, corners, strict=True):
+            rows += [[a, b, 1, 0, 0, 0, -x * a, -x * b], [0, 0, 0, a, b, 1, -y * a, -y * b]]
+            right += [x, y]
+        exact = np.append(np.linalg.solve(np.array(rows), np.array(right)), 1).reshape(3, 3)
+        np.testing.assert_allclose(found[i] / found[i, 2, 2], exact, rtol=1e-3, atol=1e-4)
+
+
+def test_views_change_the_asked_share_and_all_frames_of_a_stack_alike() -> None:
+    x = torch.rand(400, 1, 12, 12, generator=Generator().manual_seed(0)).expand(-1, 3, -1, -1)
+    y = viewed(x, uniforms(400), Views(apply=0.25))
+    changed = (y != x).any((1, 2, 3))
+    assert 0.15 < float(changed.float().mean()) < 0.35
+    assert torch.equal(y[:, 0], y[:, 2])
+    torch.testing.assert_close(viewed(x, uniforms(400), STILL), x, rtol=0, atol=1e-5)
+    flipped = viewed(x, uniforms(400), Views(apply=1, perspective=0, flip=1, crop_area=(1, 1), crop_aspect=1))
+    torch.testing.assert_close(flipped, x.flip(-1), rtol=0, atol=1e-5)
+
+
+def test_crops_keep_the_asked_area() -> None:
+    size = 64
+    x = torch.linspace(-1, 1, size).expand(200, 1, size, size) * 0.5 + 0.5
+    y = viewed(x, uniforms(200), Views(apply=1, perspective=0, flip=0, crop_area=(0.75, 1.0)))
+    widths = (y[:, 0, 0, -2] - y[:, 0, 0, 1]) / (x[0, 0, 0, -2] - x[0, 0, 0, 1])
+    assert float(widths.min()) > math.sqrt(0.75 / (4 / 3)) - 0.01
+    assert float(widths.max()) <= 1 + 1e-4
+    assert float(widths.std()) > 0.05
+
+
+@pytest.mark.parametrize("kind", [CSDBonus, RNDBonus])
+@pytest.mark.parametrize("shape", [(6,), (2, 12, 12)])
+def test_what_is_learned_is_less_new_than_what_is_not(kind: Any, shape: tuple[int, ...]) -> None:
+    generator = Generator().manual_seed(0)
+    bonus = kind(shape, generator, channels=(4, 4), hidden=(64,), outputs=32)
+    familiar = torch.randn(64, *shape, generator=generator) * 0.3 + 1
+    strange = torch.randn(64, *shape, generator=generator) * 0.3 - 1
+    bonus.standardise(torch.cat([familiar, strange]))
+    before = bonus.value(familiar).mean() / bonus.value(strange).mean()
+    optimiser = torch.optim.Adam([p for p in bonus.parameters() if p.requires_grad], lr=3e-3)
+    for step in range(150):
+        optimiser.zero_grad()
+        bonus.loss(familiar, uniforms(64, step)).backward()
+        optimiser.step()
+    after = bonus.value(familiar).mean() / bonus.value(strange).mean()
+    assert after < 0.5
+    assert after < 0.6 * before
+    assert bonus.value(familiar).shape == (64,)
+
+
+def test_csds_bonus_is_the_root_of_its_variance() -> None:
+    bonus = CSDBonus((5,), Generator().manual_seed(0), hidden=(16,), outputs=8)
+    x = torch.randn(9, 5, generator=Generator().manual_seed(1))
+    phi, psi = (F.normalize(net(x), dim=1) for net in (bonus.model.phi, bonus.model.psi))
+    prior = bonus.prior(x)
+    exact = (prior.square().sum(1) * (1 - (phi * psi).sum(1))).sqrt()
+    torch.testing.assert_close(bonus.value(x), exact.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_running_scale_is_the_standard_deviation() -> None:
+    scale, generator = Scale(memory=50), Generator().manual_seed(0)
+    for _ in range(400):
+        scale.update(3 + 2 * torch.randn(64, generator=generator))
+    assert float(scale.std()) == pytest.approx(2, rel=0.05)
+    for _ in range(800):
+        scale.update(0.1 * torch.randn(64, generator=generator))
+    assert float(scale.std()) == pytest.approx(0.1, rel=0.1)
+
+
+def test_ramps() -> None:
+    ramp = Ramp(first=1.0, last=0.01, frames=100)
+    assert [ramp.at(frames) for frames in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.505, 0.01, 0.01])
+    assert ramp.at(torch.tensor([0, 50, 1000])).tolist() == pytest.approx([1.0, 0.505, 0.01])
+
+
+def test_double_q_targets_by_hand() -> None:
+    """Two members, three actions: each chooses by its own online values and is judged by its own target."""
+    agent = Agent(members=2)
+    said = Said(torch.tensor([[[1.0, 2.0, 3.0]], [[0.0, 0.5, 1.0]]]), None)
+    after = Said(torch.tensor([[[0.0, 9.0, 1.0]], [[5.0, 1.0, 1.0]]]), None)
+    target = Said(torch.tensor([[[10.0, 20.0, 30.0]], [[1.0, 2.0, 3.0]]]), None)
+    found = judged(agent, said, torch.tensor([1]), torch.tensor([0.5]), torch.tensor([0.9]), after, target)
+    errors = [2.0 - (0.5 + 0.9 * 20), 0.5 - (0.5 + 0.9 * 1)]
+    huber = [0.5 * e**2 if abs(e) < 1 else abs(e) - 0.5 for e in errors]
+    assert float(found.loss[0]) == pytest.approx(sum(huber) / 2)
+    assert float(found.error[0]) == pytest.approx((abs(errors[0]) + abs(errors[1])) / 2)
+
+
+def test_a_distribution_is_moved_towards_that_of_the_action_which_is_better_online() -> None:
+    agent = Agent(members=0, atoms=3, low=0.0, high=2.0)
+    sure = torch.tensor([[-50.0, 0.0, -50.0]])  # of 1
+    after = Said(None, torch.stack([torch.tensor([[0.0, -50.0, -50.0]]), sure], 1))
+    target = Said(None, torch.stack([torch.tensor([[-50.0, -50.0, 0.0]]), sure], 1))
+    said = Said(None, torch.log(torch.tensor([[[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]]])))
+    found = judged(agent, said, torch.tensor([0]), torch.tensor([0.25]), torch.tensor([0.5]), after, target)
+    assert float(found.loss[0]) == pytest.approx(-0.25 * math.log(0.2) - 0.75 * math.log(0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_papers_agents_have_the_parts_that_they_need(name: str) -> None:
+    agent, learning = AGENTS[name], Learning(channels=(4, 4), hidden=8)
+    values = Values(agent, learning, (2, 12, 12), 3, Generator().manual_seed(0))
+    said = values(torch.rand(5, 2, 12, 12))
+    assert (said.values is None) == (name in ("rnd", "csd"))
+    assert (said.logits is None) == (name in ("dqn", "bdqn"))
+    if said.values is not None:
+        assert said.values.shape == (1 if name == "dqn" else 10, 5, 3)
+    assert preferences(agent, said, torch.arange(5) % max(1, agent.members), 0.1).shape == (5, 3)
+    assert (values.prior is not None) == (name in ("bdqn", "ids"))
+
+
+def test_members_act_each_for_its_own_episode_and_differ_by_their_priors() -> None:
+    values = Values(AGENTS["bdqn"], Learning(hidden=8), (4,), 3, Generator().manual_seed(0))
+    x = torch.rand(5, 4, generator=Generator().manual_seed(1))
+    said = values(x)
+    assert said.values is not None
+    member = torch.tensor([3, 0, 9, 1, 1])
+    found = preferences(AGENTS["bdqn"], said, member, 0.0)
+    for i, m in enumerate(member):
+        assert torch.equal(found[i], said.values[m, i])
+    assert values.members is not None
+    assert values.prior is not None
+    own = values.members(values.trunk(x)).squeeze(-1)
+    torch.testing.assert_close(said.values, own + values.prior(x).squeeze(-1))
+    assert not any(p.requires_grad for p in values.prior.parameters())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"members": 0}, "an agent needs members, or at least two atoms"),
+        ({"choice": "member"}, "needs at least two members"),
+        ({"members": 3, "choice": "information"}, "needs at least two members, and atoms"),
+        ({"low": 1.0, "high": 0.0}, "the support goes from low to high"),
+    ],
+)
+def test_agents_that_cannot_be_are_refused(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Agent(**keywords)

@@ -1,0 +1,245 @@
+"""Runs from beginning to end: curves, checkpoints, going on after a kill, and what is refused."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from onefold import store
+from onefold.cli import main
+from onefold.errors import FileError, InputError, TrainingError
+from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, SETTINGS, Folder
+from onefold.rl.grid import trials
+from onefold.rl.play import Player
+from onefold.rl.runs import Training, resume, train
+from onefold.rl.settings import Run, from_plain, plain, run_of
+
+AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
+
+
+def until(rows: Iterator[dict[str, Any]], frames: int = 10**9) -> None:
+    for row in rows:
+        if row["frames"] >= frames:
+            rows.close()  # pyright: ignore[reportAttributeAccessIssue]
+            return
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """What a run leaves that does not depend on the clock."""
+    progress = [
+        {name: value for name, value in row.items() if name not in ("seconds", "frames_per_second")}
+        for row in Folder(folder).rows("progress.csv")
+    ]
+    networks = {name: t.tolist() for name, t in store.load(folder / NETWORKS, LIGHT)[0].items()}
+    texts = {name: (folder / name).read_text() for name in ("episodes.csv", "visits.json")}
+    return {"progress": progress, "networks": networks, **texts}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> None:
+    run = run_of(agent, "chain-8", 900, 3)
+    until(train(run, tmp_path / "whole", device="cpu", every=200))
+    until(train(run, tmp_path / "parts", device="cpu", every=200), 700)
+    until(resume(tmp_path / "parts", device="cpu", every=200), 810)
+    until(resume(tmp_path / "parts", device="cpu", every=200))
+    whole, parts = left(tmp_path / "whole"), left(tmp_path / "parts")
+    assert whole == parts
+    assert len(whole["progress"]) > 100
+    until(resume(tmp_path / "parts", device="cpu"))  # there is nothing left to do
+    assert left(tmp_path / "parts") == whole
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        until(train(run_of("csd", "chain-8", 700, seed), tmp_path / str(seed), device="cpu"))
+    assert left(tmp_path / "0")["episodes.csv"] != left(tmp_path / "1")["episodes.csv"]
+
+
+def test_a_killed_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--agent", "csd", "--env", "chain-8", "--frames", "1500", "--checkpoint", "200", "--device", "cpu"]
+    command = [sys.executable, "-m", "onefold.cli", "rl", "train", "-o", str(out), *options]
+    environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "progress.csv").exists() or len(Folder(out).rows("progress.csv")) < 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with (out / "episodes.csv").open("a") as file:
+        file.write("99,1,")  # as if it had been killed in the middle of a row
+    assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
+    rows = Folder(out).rows("progress.csv")
+    frames = [int(row["frames"]) for row in rows]
+    assert frames == sorted(set(frames))
+    assert frames[-1] == 1500
+    with (out / "episodes.csv").open() as file:
+        ended = [int(row["frames"]) for row in csv.DictReader(file)]
+    assert ended == sorted(ended)
+    assert 1500 // 17 - 8 <= len(ended) <= 1500 // 17
+
+
+def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of("csd", "chain-8", 2500, 0)
+    until(train(run, tmp_path / "run", device="cpu"))
+    player = Player(tmp_path / "run", 0, 0.0)
+    played = list(player.play(3))
+    assert [p.length for p in played] == [17] * 3
+    assert main(["rl", "eval", str(tmp_path / "run" / NETWORKS), "--episodes", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"episodes", "return", "reached", "length"}
+    assert main(["rl", "watch", str(tmp_path / "run"), "-o", str(tmp_path / "x.gif")]) == 2
+    assert "only worlds that are seen as grey images can be shown" in capsys.readouterr().err
+
+
+def test_settings_come_back_from_a_file() -> None:
+    for agent in AGENTS:
+        run = run_of(agent, "chain-8", 1000, 0)
+        assert from_plain(Run, json.loads(json.dumps(plain(run)))) == run
+    good = json.loads(json.dumps(plain(run_of("csd", "chain-8", 1000, 0))))
+    for change in (
+        {"frames": "many"}, {"agent": {"members": True}}, {"learning": []}, {"more": 1}, {"seed": None},
+        {"learning": {**good["learning"], "channels": ["a"]}},
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            from_plain(Run, {**good, **change})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    until(train(run_of("dqn", "chain-8", 600, 0), folder, device="cpu"))
+    return folder
+
+
+def copied(done: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in done.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases: list[tuple[list[str], str]] = [
+        (["rl", "train", "-o", str(done)], "is not empty and holds a run: go on with it by `onefold rl resume`"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-2"], "a chain has 3 to 100 states on a side"),
+        (
+            ["rl", "train", "-o", str(tmp_path / "a"), "--env", "Doom-v9"],
+            "there is no environment 'Doom-v9'; known are",
+        ),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "2"], "a run has up to"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
+        (["rl", "resume", str(tmp_path / "none")], "holds no run: there is no settings.json in it"),
+        (["rl", "eval", str(tmp_path / "none")], "cannot be read"),
+        (["rl", "eval", str(done), "--epsilon", "2"], "epsilon is a share between 0 and 1"),
+    ]
+    for arguments, message in cases:
+        assert main(arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert message in error, (arguments, error)
+        assert error.count("\n") == 1
+    assert not (tmp_path / "a").exists()
+
+
+def test_damaged_files_are_refused_by_name_and_nothing_is_lost(done: Path, tmp_path: Path) -> None:
+    cut = copied(done, tmp_path / "cut")
+    content = (cut / CHECKPOINT).read_bytes()
+    (cut / CHECKPOINT).write_bytes(content[: len(content) // 2])
+    with pytest.raises(FileError, match=r"checkpoint.safetensors: damaged"):
+        until(resume(cut, device="cpu"))
+    assert (cut / CHECKPOINT).read_bytes() == content[: len(content) // 2]
+    other = copied(done, tmp_path / "other")
+    settings = json.loads((other / SETTINGS).read_text())
+    settings["run"]["seed"] = 7
+    (other / SETTINGS).write_text(json.dumps(settings))
+    with pytest.raises(FileError, match="belongs to a run with other settings"):
+        until(resume(other, device="cpu"))
+    (other / SETTINGS).write_text("{")
+    with pytest.raises(FileError, match="is damaged: no JSON"):
+        until(resume(other, device="cpu"))
+    missing = copied(done, tmp_path / "missing")
+    tensors, header = store.load(missing / CHECKPOINT, KIND)
+    del tensors["learner.member"]
+    store.save(missing / CHECKPOINT, KIND, tensors, header)
+    with pytest.raises(FileError, match="its checkpoint is not of this run"):
+        until(resume(missing, device="cpu"))
+    (missing / CHECKPOINT).unlink()
+    with pytest.raises(InputError, match="was stopped before its first checkpoint"):
+        until(resume(missing, device="cpu"))
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_the_last_good_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good: list[bytes] = []
+    keep = Training.keep
+
+    def spoiled(self: Training) -> None:
+        keep(self)
+        good.append((tmp_path / "run" / CHECKPOINT).read_bytes())
+        if len(good) == 3:
+            with torch.no_grad():
+                next(self.learner.values.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr(Training, "keep", spoiled)
+    with pytest.raises(TrainingError, match="the loss is no number any more"):
+        until(train(run_of("dqn", "chain-8", 2000, 0), tmp_path / "run", device="cpu", every=400))
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == good[2]
+    monkeypatch.undo()
+    until(resume(tmp_path / "run", device="cpu"), 1500)
+
+
+def test_visits_are_counted_where_and_when_they_were(tmp_path: Path) -> None:
+    until(train(run_of("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu"))
+    visits = json.loads((tmp_path / "run" / "visits.json").read_text())
+    counts = np.array([[row.split() for row in part] for part in visits["counts"]], int)
+    assert counts.sum() == 1000
+    assert counts.sum((1, 2)).tolist() == [48, 52] * 10
+    assert set(np.nonzero(counts.sum((0, 1)))[0]) <= {state * 48 // 8 for state in range(8)}
+
+
+def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--agents", "dqn", "rnd", "--envs", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path)]
+    assert main(["rl", "grid", "--seeds", "0", *options]) == 0
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.csv")}
+    assert {path.parent.relative_to(tmp_path).as_posix() for path in first} == {
+        "dqn/chain-8/seed0",
+        "rnd/chain-8/seed0",
+    }
+    whole = left(tmp_path / "dqn/chain-8/seed0")
+    stopped = tmp_path / "dqn/chain-8/seed1"
+    until(train(run_of("dqn", "chain-8", 600, 1), stopped, device="cpu", every=200), 450)
+    assert main(["rl", "grid", "--seeds", "0", "1", *options]) == 0
+    assert capsys.readouterr().err.count("chain-8/seed1: 600 frames") == 2
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert left(tmp_path / "dqn/chain-8/seed0") == whole
+    until(train(run_of("dqn", "chain-8", 600, 1), tmp_path / "alone", device="cpu", every=200))
+    assert left(stopped) == left(tmp_path / "alone")
+    assert main(["rl", "grid", "--seeds", "0", *options, "--frames", "700"]) == 2
+    assert "holds a run with other settings: name another folder with -o" in capsys.readouterr().err
+
+
+def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {agent: len(trials(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
+    assert sizes == {"dqn": 6, "bdqn": 18, "ids": 18, "rnd": 216, "csd": 216}
+    drawn = trials("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
+    assert len({job.out.name for job in drawn}) == 20
+    assert all(f"weight={job.run.agent.weight.first:g}," in job.out.name for job in drawn)
+    options = ["--env", "chain-8", "--frames", "600", "--trials", "2", "--device", "cpu", "-o", str(tmp_path)]
+    assert main(["rl", "search", "dqn", *options]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == 2
+    assert all(line.startswith("lr=") for line in found)
+    assert main(["rl", "search", "ppo", *options]) == 2
+    assert "there is no agent 'ppo'; known are dqn, bdqn, rnd, ids, csd" in capsys.readouterr().err

@@ -1,0 +1,458 @@
+"""Many environments at once: the same answers from one process and from many, also when workers die at any time."""
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counting import Counting, fragile
+from gymnasium import spaces
+
+from onefold.errors import InputError, OnefoldError
+from onefold.rl.doom import MyWayHome
+from onefold.rl.rows import Steps, episode_seed
+from onefold.rl.small import Chain
+from onefold.rl.vector import Environments, Local, Workers
+
+SEED = 11
+
+
+def my_way_home(number: int) -> MyWayHome:
+    del number
+    return MyWayHome("dense")
+
+
+@pytest.fixture
+def hired() -> Iterator[Callable[..., Workers]]:
+    """Workers that are gone after the test, whatever happens in it."""
+    pools: list[Workers] = []
+
+    def hire(*args, **settings) -> Workers:
+        pools.append(Workers(*args, **settings))
+        return pools[-1]
+
+    yield hire
+    for pool in pools:
+        pool.close()
+
+
+class Witness:
+    """Knows what every environment has to answer, by playing each of its episodes beside it."""
+
+    def __init__(self, pool: Environments) -> None:
+        self.pool = pool
+        self.worlds = [Counting(i) for i in range(pool.count)]
+        self.episodes = np.full(pool.count, -1)
+        self.over = np.ones(pool.count, bool)
+        self.lost = self.answers = 0
+
+    def check(self, actions: np.ndarray | None, steps: Steps) -> None:
+        """Whether these are the answers to these actions; None: to a reset."""
+        episodes = self.pool.episodes()
+        for i, world in enumerate(self.worlds):
+            if actions is None or self.over[i] or steps.lost[i]:
+                assert steps.began[i]
+                assert episodes[i] >= self.episodes[i] + 1 if steps.lost[i] else episodes[i] == self.episodes[i] + 1
+                frame, info = world.reset(seed=episode_seed(SEED, i, int(episodes[i])))
+                ends = (0.0, False, False)
+            else:
+                assert not steps.began[i]
+                assert episodes[i] == self.episodes[i]
+                frame, *ends, info = world.step(actions[i])
+            assert steps.frames[i].tolist() == frame.tolist()
+            assert (steps.rewards[i], steps.terminated[i], steps.truncated[i]) == tuple(ends)
+            np.testing.assert_array_equal(steps.positions[i], info.get("position", [np.nan, np.nan]))
+            self.over[i] = any(ends[1:])
+        self.episodes = episodes
+        self.lost += int(steps.lost.sum())
+        self.answers += 1
+
+    def play(self, steps: int, rng: np.random.Generator) -> None:
+        for _ in range(steps):
+            actions = rng.integers(self.pool.actions, size=self.pool.count)
+            self.pool.send(actions)
+            assert (self.pool.episodes() == self.episodes).all()  # nothing changes before it is collected
+            self.check(actions, self.pool.collect())
+
+
+def gone(pids: list[int], seconds: float = 10.0) -> bool:
+    """Whether all processes end in time."""
+    until = time.monotonic() + seconds
+    while alive := [pid for pid in pids if running(pid)]:
+        if time.monotonic() > until:
+            return not alive
+        time.sleep(0.05)
+    return True
+
+
+def running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def family(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            child = int(stat.parent.name)
+            found += [child, *family(child)]
+    return found
+
+
+def staff(pool: Workers) -> list[int]:
+    return [worker.pid for worker in pool._staff]
+
+
+@pytest.mark.parametrize("make", [lambda: Local(Counting, 5, SEED), lambda: Workers(Counting, 5, SEED, workers=2)])
+def test_answers_follow_from_seed_and_actions(make: Callable[[], Environments]) -> None:
+    pool, rng = make(), np.random.default_rng(0)
+    assert (pool.count, pool.frame, pool.dtype, pool.actions) == (5, (3, 4), np.uint8, 5)
+    for _ in range(2):  # a reset begins the run again
+        witness = Witness(pool)
+        witness.check(None, pool.reset())
+        witness.play(300, rng)
+        assert witness.episodes.min() > 10
+        assert witness.lost == 0
+    pool.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("workers", [3, 20])
+def test_workers_answer_as_one_process_does(workers: int, hired: Callable[..., Workers]) -> None:
+    pools, rng = [Local(Counting, 7, SEED), hired(Counting, 7, SEED, workers=workers)], np.random.default_rng(workers)
+    same(*(pool.reset() for pool in pools))
+    for _ in range(60):
+        actions = rng.integers(5, size=7)
+        for pool in pools:
+            pool.send(actions)
+        same(*(pool.collect() for pool in pools))
+    assert pools[1].count == 7
+    assert len(staff(pools[1])) == min(workers, 7)  # pyright: ignore[reportArgumentType]
+
+
+def same(first: Steps, second: Steps) -> None:
+    for name, ours, theirs in zip(Steps._fields, first, second, strict=True):
+        assert ours.dtype == theirs.dtype, name
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_games_in_workers_are_the_same_games(hired: Callable[..., Workers]) -> None:
+    local, pool = Local(my_way_home, 4, SEED), hired(my_way_home, 4, SEED, workers=2)
+    rng = np.random.default_rng(0)
+    same(local.reset(), pool.reset())
+    for _ in range(150):
+        actions = rng.integers(3, size=4)
+        local.send(actions)
+        pool.send(actions)
+        same(local.collect(), pool.collect())
+    local.close()
+
+
+def test_environments_differ_and_runs_differ() -> None:
+    firsts = [Local(my_way_home, 3, seed) for seed in (1, 2)]
+    frames = np.concatenate([pool.reset().frames for pool in firsts])
+    for pool in firsts:
+        pool.close()
+    assert len({frame.tobytes() for frame in frames}) == 6
+    seeds = {episode_seed(s, e, k) for s in range(10) for e in range(20) for k in range(50)}
+    assert len(seeds) == 10_000
+
+
+def test_answers_are_copies() -> None:
+    pool = Local(Counting, 2, SEED)
+    first = pool.reset()
+    kept = first.frames.copy()
+    pool.send(np.array([1, 2]))
+    pool.collect()
+    assert (first.frames == kept).all()
+
+
+def test_vectors_of_numbers_too(hired: Callable[..., Workers]) -> None:
+    pool = hired(chain, 3, SEED, workers=2)
+    assert pool.dtype == np.float32
+    assert pool.reset().frames.tolist() == [[1, 1, 0, 0]] * 3
+    pool.send(np.array([0, 1, 1]))
+    assert pool.collect().frames.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+
+
+def chain(number: int) -> Chain:
+    del number
+    return Chain(4)
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(150, marks=pytest.mark.slow)])
+def test_killed_workers_mix_nothing_up(kills: int, hired: Callable[..., Workers]) -> None:
+    """At any moment of their work, and now and then while one of them is just being replaced."""
+    pool = hired(functools.partial(Counting, slow=0.0003), 6, SEED, workers=3)
+    witness, rng, done = Witness(pool), np.random.default_rng(0), threading.Event()
+
+    def kill() -> None:
+        chance = random.Random(0)
+        while not done.is_set():
+            for early in (False, chance.random() < 0.3):  # never two early ones: five in a row would end the run
+                answers = witness.answers
+                while not early and witness.answers < answers + 3 and not done.wait(0.001):
+                    pass
+                done.wait(chance.uniform(0, 0.01 if early else 0.05))
+                with contextlib.suppress(ProcessLookupError):  # it is dead, and its successor not yet there
+                    os.kill(chance.choice(staff(pool)), signal.SIGKILL)
+
+    until = time.monotonic() + 10 + 5 * kills
+    witness.check(None, pool.reset())
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        while witness.lost < 2 * kills and time.monotonic() < until:
+            witness.play(1, rng)
+    finally:
+        done.set()
+        killer.join()
+    witness.play(100, rng)
+    assert witness.lost >= 2 * kills
+    assert witness.lost % 2 == 0  # both environments of a worker
+    assert pool.replaced >= witness.lost / 2
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "reason"),
+    [("hang", "gave no answer in time"), ("raise", "ValueError: no such move"), ("die", "ended with exit code 3")],
+)
+def test_a_failing_worker_is_replaced(
+    misdeed: str, reason: str, tmp_path: Path, hired: Callable[..., Workers], caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = hired(functools.partial(Counting, trouble=tmp_path), 4, SEED, workers=2, timeout=1.0)
+    witness, rng, before = Witness(pool), np.random.default_rng(0), staff(pool)
+    witness.check(None, pool.reset())
+    witness.play(5, rng)
+    (tmp_path / f"3-{misdeed}").touch()
+    with caplog.at_level(logging.WARNING):
+        witness.play(40, rng)
+    assert [record.getMessage() for record in caplog.records] == [f"worker 1 of 2 is replaced: {reason}"]
+    assert (pool.replaced, witness.lost) == (1, 2)
+    assert staff(pool)[0] == before[0]
+    assert gone(before[1:])
+
+
+def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
+    pool = hired(Counting, 4, SEED, workers=2, timeout=0.5)
+    witness, rng, before = Witness(pool), np.random.default_rng(0), staff(pool)
+    witness.check(None, pool.reset())
+    os.kill(before[0], signal.SIGSTOP)
+    witness.play(40, rng)
+    assert (pool.replaced, witness.lost) == (1, 2)
+    assert gone(before[:1])
+
+
+def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callable[..., Workers]) -> None:
+    pool = hired(functools.partial(Counting, trouble=tmp_path), 2, SEED, workers=1)
+    pool.reset()
+    (tmp_path / "die").touch()
+    for _ in range(4):
+        pool.send(np.zeros(2, np.int64))
+        assert pool.collect().lost.all()
+    pool.send(np.zeros(2, np.int64))
+    with pytest.raises(OnefoldError, match="5 times in a row, at last because: ended with exit code 3"):
+        pool.collect()
+    assert pool.replaced == 4
+    assert staff(pool) == []
+
+
+def test_environments_that_do_not_start() -> None:
+    before = set(family(os.getpid()))
+    with pytest.raises(OnefoldError, match="environments 2 to 3 do not start: LookupError: no world has the number 2"):
+        Workers(functools.partial(fragile, broken=2), 4, SEED, workers=2)
+    with pytest.raises(OnefoldError, match="environment 0 cannot be made: LookupError: no world has the number 0"):
+        Workers(functools.partial(fragile, broken=0), 4, SEED, workers=2)
+    with pytest.raises(OnefoldError, match="a worker cannot be started"):
+        Workers(lambda number: Counting(number), 4, SEED, workers=2)
+    helper = {pid for pid in family(os.getpid()) if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text()}
+    assert set(family(os.getpid())) - before - helper == set()
+
+
+@pytest.mark.parametrize("make", [lambda: Local(Counting, 6, SEED), lambda: Workers(Counting, 6, SEED, workers=2)])
+def test_restored_runs_continue_exactly(make: Callable[[], Environments]) -> None:
+    pool, again, rng = make(), make(), np.random.default_rng(3)
+    steps, taken, ended = pool.reset(), [[] for _ in range(6)], 0
+    for i in range(60):
+        if i % 7 == 3:
+            again.restore(pool.episodes(), taken)
+            ended += int((steps.terminated | steps.truncated).sum())
+            ahead = rng.integers(5, size=(4, 6))
+            for actions in ahead:
+                again.send(actions)
+                pool.send(actions)
+                same(again.collect(), steps := pool.collect())
+                note(taken, actions, steps)
+        actions = rng.integers(5, size=6)
+        pool.send(actions)
+        steps = pool.collect()
+        note(taken, actions, steps)
+    assert ended > 0  # some were restored between their episodes
+    pool.close()
+    again.close()
+
+
+def note(taken: list[list[int]], actions: np.ndarray, steps: Steps) -> None:
+    """Keep the actions of each environment's current episode."""
+    for i in range(len(taken)):
+        taken[i] = [] if steps.began[i] else [*taken[i], int(actions[i])]
+
+
+def test_restored_games_continue_exactly() -> None:
+    pool, again = Local(my_way_home, 2, SEED), Local(my_way_home, 2, SEED)
+    rng = np.random.default_rng(0)
+    pool.reset()
+    actions = rng.integers(3, size=(120, 2))
+    for row in actions[:80]:
+        pool.send(row)
+        pool.collect()
+    again.restore(pool.episodes(), actions[:80].T.tolist())
+    for row in actions[80:]:
+        for each in (pool, again):
+            each.send(row)
+        same(pool.collect(), again.collect())
+    pool.close()
+    again.close()
+
+
+def test_a_loss_while_restoring_is_told(tmp_path: Path, hired: Callable[..., Workers]) -> None:
+    pool = hired(functools.partial(Counting, trouble=tmp_path), 2, SEED, workers=2)
+    (tmp_path / "1-die").touch()
+    with pytest.raises(OnefoldError, match="restore them once more"):
+        pool.restore(np.array([4, 5]), [[1], [2]])
+    pool.restore(np.array([4, 5]), [[1], [2]])
+    assert pool.episodes().tolist() == [4, 5]
+
+
+def test_misuse_is_refused() -> None:
+    pool = Local(Counting, 2, SEED)
+    pool.reset()
+    for actions in ([0], [0, 5], [0, -1]):
+        with pytest.raises(InputError, match="2 actions from 0 to 4"):
+            pool.send(np.array(actions))
+    with pytest.raises(InputError, match="nothing was sent"):
+        pool.collect()
+    pool.send(np.array([0, 0]))
+    with pytest.raises(InputError, match="collected first"):
+        pool.send(np.array([0, 0]))
+    pool.collect()
+    for episodes, taken in (([0], [[]]), ([0, -1], [[], []]), ([0, 0], [[], [], []])):
+        with pytest.raises(InputError, match="each of 2 environments"):
+            pool.restore(np.array(episodes), taken)
+    with pytest.raises(InputError, match="from 0 to 4"):
+        pool.restore(np.array([0, 0]), [[0], [7]])
+    with pytest.raises(InputError, match="do not belong"):
+        pool.restore(np.array([0, 0]), [[1] * 40, []])
+    for count, workers, timeout in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)):
+        with pytest.raises(InputError, match="environments, workers and time"):
+            Workers(Counting, count, SEED, workers=workers, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("space", "match"),
+    [("observation_space", "Box of uint8 or float32"), ("action_space", "Discrete")],
+)
+def test_other_kinds_of_environments_are_refused(space: str, match: str) -> None:
+    def make(number: int) -> Counting:
+        env = Counting(number)
+        setattr(env, space, spaces.MultiBinary(3))
+        return env
+
+    with pytest.raises(InputError, match=match):
+        Local(make, 1, SEED)
+
+
+def test_the_closed_answer_no_more() -> None:
+    pool = Workers(Counting, 2, SEED, workers=2)
+    pids = staff(pool)
+    pool.close()
+    pool.close()
+    assert gone(pids, 0.0)
+    with pytest.raises(InputError, match="closed"):
+        pool.reset()
+
+
+def test_the_forgotten_are_let_go() -> None:
+    pool = Workers(Counting, 2, SEED, workers=2)
+    pids = staff(pool)
+    del pool
+    gc.collect()
+    assert gone(pids)
+
+
+def test_a_dead_worker_takes_its_games_along(hired: Callable[..., Workers]) -> None:
+    """One that is killed, that is; and no game's shared memory has a name that could be left behind."""
+    pool = hired(my_way_home, 2, SEED, workers=2)
+    pool.reset()
+    worker = staff(pool)[0]
+    games = family(worker)
+    assert games
+    os.kill(worker, signal.SIGKILL)
+    pool.send(np.zeros(2, np.int64))
+    assert pool.collect().lost.tolist() == [True, False]
+    assert gone([worker, *games])
+    everyone = [pid for worker in staff(pool) for pid in [worker, *family(worker)]]
+    assert len(everyone) == 4
+    pool.close()
+    assert gone(everyone)
+
+
+SCRIPT = """
+    import sys, time
+    import numpy as np
+    from onefold.rl.vector import Workers
+    from test_vector import my_way_home, staff, family
+
+    if __name__ == "__main__":
+        pool = Workers(my_way_home, 2, 0, workers=2)
+        pool.reset()
+        print(*(pid for worker in staff(pool) for pid in [worker, *family(worker)]), flush=True)
+        while sys.argv[1] == "go on":
+            pool.send(np.zeros(2, np.int64))
+            pool.collect()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
+def test_workers_leave_with_their_owner(end: signal.Signals | None, tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    owner = subprocess.Popen(
+        [sys.executable, str(script), "stop" if end is None else "go on"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"},
+    )
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 4
+    if end is not None:
+        assert all(map(running, pids))
+        time.sleep(0.2)
+        os.killpg(owner.pid, end)  # as Ctrl-C does
+    _, errors = owner.communicate(timeout=20)
+    assert owner.returncode == (0 if end is None else -end)
+    assert gone(pids)
+    assert (errors == "") == (end != signal.SIGINT)
+    assert errors.count("Traceback") == (end == signal.SIGINT)

@@ -17,6 +17,10 @@ from onefold.methods import sampling
 from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import auroc, rank_correlation
 from onefold.nets import MLP, Standardise
+from onefold.rl.agents import AGENTS, Learning
+from onefold.rl.learner import Learner
+from onefold.rl.replay import Memory
+from onefold.rl.vector import Steps
 from onefold.train import Recipe, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -167,3 +171,40 @@ def test_kernels_and_solves_on_the_gpu() -> None:
     z, query = torch.randn(50, 20, dtype=torch.float64), torch.randn(5, 20, dtype=torch.float64)
     here, there = (PrimalGP(20, 0.1, device=d).add(z).variance(query).cpu() for d in ("cpu", "cuda"))
     torch.testing.assert_close(here, there)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_captured_agents_learn_like_plain_ones(name: str) -> None:
+    """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly."""
+    learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(8, 8), hidden=32)
+    minds = [
+        Learner(
+            AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
+            device=torch.device("cuda"), captured=captured,
+        )
+        for captured in (True, False)
+    ]  # fmt: skip
+    start = [p.detach().clone() for p in minds[0].values.parameters()]
+    rng, no = np.random.default_rng(0), np.zeros(4, bool)
+    for step in range(60):
+        ended = rng.random(4) < 0.1
+        frames, rewards = rng.integers(0, 256, (4, 12, 12), np.uint8), rng.random(4).astype(np.float32)
+        steps = Steps(frames, rewards, no, ended, no | (step == 0), no, np.zeros((4, 2), np.float32))
+        first, second = (mind.observe(steps) for mind in minds)
+        np.testing.assert_array_equal(first, second)  # nearly all are random, by the same numbers
+        if step >= 20:
+            for mind in minds:
+                mind.learn()
+        if step == 40:
+            for mind in minds:
+                mind.copy_target()
+    for one, other in zip(minds[0].replay.tensors().items(), minds[1].replay.tensors().items(), strict=True):
+        if one[0] not in ("priority", "highest"):
+            assert torch.equal(one[1], other[1]), one[0]
+    torch.testing.assert_close(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
+    ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
+    far, apart = (
+        sum(float((p - q).square().sum()) for p, q in zip(ends[0], others, strict=True)) for others in (start, ends[1])
+    )
+    assert apart < 0.05 * far
+    assert all(np.isfinite(value) for mind in minds for value in mind.report().values())

@@ -13,17 +13,17 @@ from onefold.report.shift_units import Collected, origins
 
 def markdown(table: Table) -> str:
     """The tables for a README."""
-    parts = ["# Distribution shift", *(_md(rule) for rule in RULES)]
+    parts = ["# Distribution shift", *(md(rule) for rule in RULES)]
     for section in table.shown:
-        parts += [f"## {_md(title_of(section))}", *(_md(visible(note)) for note in section.notes)]
+        parts += [f"## {md(title_of(section))}", *(md(visible(note)) for note in section.notes)]
         for grid in grids(section):
-            rows = [list(map(_md, grid.heads)), ["---"] * grid.words + ["---:"] * (len(grid.heads) - grid.words)]
-            rows += [list(map(_md, cells)) for _, cells in grid.rows]
+            rows = [list(map(md, grid.heads)), ["---"] * grid.words + ["---:"] * (len(grid.heads) - grid.words)]
+            rows += [list(map(md, cells)) for _, cells in grid.rows]
             parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(parts) + "\n"
 
 
-def _md(text: str | Cell) -> str:
+def md(text: str | Cell) -> str:
     if isinstance(text, Cell):
         figure = text.mean + (f" ± {text.sd}" if text.sd else "")
         return (f"**{figure}**" if text.best else figure) + (f" ({text.gap})" if text.gap else "")

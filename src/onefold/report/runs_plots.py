@@ -1,0 +1,215 @@
+"""Curves of runs: returns, successes, coverage, and what goes on inside the agents."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from onefold.report.curve_stats import on_grid, t_half
+from onefold.report.plates import DASHES, MUTED, OURS, OURS_MARKS, RIVAL_MARKS, RIVALS, Panel, Plate, plain, tidy
+from onefold.report.runs_read import Record
+from onefold.report.runs_table import RETURN, SUCCESS, Row, Table, World
+from onefold.report.runs_text import made_by, seeds
+from onefold.report.shift_plots import Style
+
+Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
+"""Frames, and values at them; NaN where there is none."""
+
+UNFINISHED = (0, (1, 1.6))
+BEYOND = {"intervals": 0.6, "lines": 0.1}  # of the lines' height, above and below them
+WIDE = 30  # values of which the largest is so many times the smallest are on a logarithmic axis
+SHADED = (
+    "Lines are means over whole runs: of each, the mean of the episodes that ended in every fiftieth of the frames. "
+    "Shaded are 90 % intervals by Student's t, where an agent has two whole runs or more."
+)
+INSIDE = (
+    "From progress.csv, since learning began; intervals may run out of the picture. Bonus: before its weight. Loss: of "
+    "the returns, by each agent's own measure, so not to be compared between agents. Off the support: the share of the "
+    "target's distribution that lies beyond what the agent's distribution of returns can hold."
+)
+
+
+class Kind(NamedTuple):
+    """What a panel shows: its name, its axis, a run's curve times `scale`, and which runs have one.
+
+    Its height is for shares from 0 to 100 %, or for its lines and their intervals; but of those only so much that the
+    lines can still be seen: over two runs, they may be very wide.
+    """
+
+    title: str
+    axis: str
+    curve: Callable[[Record], Curve]
+    high: Literal["intervals", "shares", "lines"] = "intervals"
+    scale: float = 1.0
+    has: Callable[[Record], bool] = lambda _: True
+
+
+class Lines(NamedTuple):
+    """An agent's curves in one panel."""
+
+    row: Row
+    x: Float64[np.ndarray, " b"]
+    whole: Float64[np.ndarray, "n b"]
+    unfinished: list[Curve]
+
+    @property
+    def middle(self) -> Float64[np.ndarray, " b"]:
+        """NaN where there is no whole run, or where one has no value yet."""
+        return self.whole.mean(0) if len(self.whole) else np.full(len(self.x), np.nan)
+
+
+def curve_plates(world: World, styles: dict[str, Style], stem: str, coverage: Kind | None) -> list[Plate]:
+    """Of one world: how the agents did, and what went on inside them."""
+    keys, (outside, inside) = _keys([world], styles), _kinds(world)
+    first = [_panel(world, styles, kind) for kind in [*outside, *([coverage] if coverage else [])]]
+    found = [Plate(f"curves_{stem}", world.name, "Learning curves", f"{SHADED} {_makers(world)}", first, keys)]
+    records = [record for row in world.rows for record in row.records]
+    second = [_panel(world, styles, kind) for kind in inside if any(map(kind.has, records))]
+    return [*found, Plate(f"inside_{stem}", world.name, "Inside the agents", INSIDE, second, keys)]
+
+
+def overviews(table: Table, styles: dict[str, Style]) -> list[Plate]:
+    """Returns, and successes, with a panel for each world."""
+    found = []
+    for i, (stem, title) in enumerate((("returns", "Returns"), ("successes", "Episodes that reached the goal"))):
+        panels = [_panel(world, styles, _kinds(world)[0][i], world.name) for world in table.worlds]
+        keys, makers = _keys(table.worlds, styles), [f"{world.name}: {_makers(world)}" for world in table.worlds]
+        found.append(Plate(stem, "all worlds", title, " ".join([SHADED, *makers]), panels, keys))
+    return found
+
+
+def _makers(world: World) -> str:
+    """Which curve is of how many seeds, from which commit, on which machine."""
+    makers: dict[str, list[str]] = {}
+    for row in world.rows:
+        makers.setdefault(made_by(row.records), []).append(f"{row.title} {seeds(row)}")
+    said = [f"{', '.join(rows)} (commit {maker})" for maker, rows in makers.items()]
+    return f"Seeds: {'; '.join(said)}."
+
+
+def styles_of(table: Table) -> dict[str, Style]:
+    """CSD in full lines, rivals in broken ones, alike in all pictures."""
+    rows = {row.title: row.ours for world in table.worlds for row in world.rows}
+    ours, rivals = ([title for title, own in rows.items() if own == which] for which in (True, False))
+    found = {}
+    for i, title in enumerate(ours):
+        line = "-" if i < len(OURS) else DASHES[i // len(OURS) % len(DASHES)]
+        found[title] = Style(OURS[i % len(OURS)], line, OURS_MARKS[i % len(OURS_MARKS)], 2.0)
+    for i, title in enumerate(rivals):
+        line = DASHES[(i + i // len(RIVALS)) % len(DASHES)]
+        found[title] = Style(RIVALS[i % len(RIVALS)], line, RIVAL_MARKS[i % len(RIVAL_MARKS)], 1.4)
+    return found
+
+
+def stems_of(table: Table) -> list[str]:
+    """Names for files, out of names that anybody may have given."""
+    found: list[str] = []
+    for i, world in enumerate(table.worlds):
+        stem = re.sub(r"[^a-z0-9]+", "_", world.name.lower()).strip("_")[:40] or "world"
+        found.append(f"{stem}_{i}" if stem in found else stem)
+    return found
+
+
+def _kinds(world: World) -> tuple[list[Kind], list[Kind]]:
+    """What is seen from outside, and what goes on inside, over one grid."""
+    edges = world.edges
+
+    def ended(figure: str) -> Callable[[Record], Curve]:
+        return lambda r: (edges[1:], on_grid(r.episodes["frames"], r.episodes[figure], edges, r.frames))
+
+    def learned(column: str) -> Callable[[Record], Curve]:
+        def curve(record: Record) -> Curve:
+            frames = record.progress["frames"]
+            values = np.where(frames > record.run.learning.start, record.progress[column], np.nan)
+            return edges[1:], on_grid(frames, values, edges, record.frames)
+
+        return curve
+
+    outside = [
+        Kind("Return", "return", ended(RETURN)),
+        Kind("Reached the goal", "episodes, %", ended(SUCCESS), "shares", 100),
+    ]
+    return outside, [
+        Kind("Bonus", "bonus", learned("bonus"), "lines", has=lambda r: r.run.agent.bonus != "none"),
+        Kind("Loss", "loss", learned("loss"), "lines"),
+        Kind("Off the support", "target, %", learned("outside"), "lines", 100, lambda r: r.run.agent.atoms > 0),
+    ]
+
+
+def _panel(world: World, styles: dict[str, Style], kind: Kind, title: str = "") -> Panel:
+    found = []
+    for row in world.rows:
+        own = [record for record in row.records if kind.has(record)]
+        if own:
+            curves = [(record.whole, *kind.curve(record)) for record in own]
+            whole = [kind.scale * y for done, _, y in curves if done]
+            stacked = np.stack(whole) if whole else np.zeros((0, len(curves[0][1])))
+            found.append(Lines(row, curves[0][1], stacked, [(x, kind.scale * y) for done, x, y in curves if not done]))
+    return Panel(_alt(world, kind, found), _drawing(found, styles, kind, title or kind.title))
+
+
+def _alt(world: World, kind: Kind, found: Sequence[Lines]) -> str:
+    ends = []
+    for lines in found:
+        known = lines.middle[np.isfinite(lines.middle)]
+        ends.append(f"{lines.row.title} {known[-1]:.3g}" if len(known) else f"{lines.row.title} has no whole run")
+    return f"{kind.title} ({kind.axis}) over frames in {world.name}. At the end: {', '.join(ends)}."
+
+
+def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title: str) -> Callable[[Axes], None]:
+    def draw(ax: Axes) -> None:
+        for lines in found:
+            style = styles[lines.row.title]
+            ax.plot(lines.x, lines.middle, color=style.colour, ls=style.line, lw=style.width)
+            if len(lines.whole) > 1:
+                half = t_half(lines.whole)
+                band = lines.middle - half, lines.middle + half
+                ax.fill_between(lines.x, *band, color=style.colour, alpha=0.16, lw=0)
+            for x, y in lines.unfinished:
+                end = np.flatnonzero(np.isfinite(y))[-1:].tolist()
+                ax.plot(x, y, color=style.colour, ls=UNFINISHED, lw=1.3, marker="x", ms=5, markevery=end)
+        tidy(ax, plain(title), "frames", kind.axis)
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.set_xlim(0, max((lines.x[-1] for lines in found), default=1.0))
+        _heights(ax, kind, [part for lines in found for part in (lines.middle, *(y for _, y in lines.unfinished))])
+
+    return draw
+
+
+def _heights(ax: Axes, kind: Kind, values: Sequence[np.ndarray]) -> None:
+    known = np.concatenate([np.zeros(0), *(part[np.isfinite(part)] for part in values)])
+    if kind.high == "shares" or not len(known):
+        ax.set_ylim(-3, 103)
+        return
+    low, high = float(known.min()), float(known.max())
+    if kind.high == "lines" and low > 0 and high > WIDE * low:
+        ax.set_yscale("log")
+        ax.set_ylim(low / 1.5, high * 1.5)
+        ax.minorticks_off()
+    else:
+        bottom, top = ax.get_ylim()
+        beyond = BEYOND[kind.high] * ((high - low) or abs(high) or 1.0)
+        ax.set_ylim(max(bottom, low - beyond), min(top, high + beyond))
+
+
+def _keys(worlds: Sequence[World], styles: dict[str, Style]) -> list[Artist]:
+    """Each agent and, where only one world is shown, how many seeds it has there."""
+    rows = {row.title: row for world in worlds for row in world.rows}
+    found: list[Artist] = []
+    for title, row in rows.items():
+        style, n = styles[title], len(row.whole)
+        many = f", {'1 seed, no interval' if n == 1 else f'{n} seeds'}" if len(worlds) == 1 else ""
+        found.append(
+            Line2D([], [], color=style.colour, ls=style.line, lw=style.width, label=plain(f"{title}{many}", 44))
+        )
+    if any(row.unfinished for world in worlds for row in world.rows):
+        look = {"color": MUTED, "ls": UNFINISHED, "lw": 1.3, "marker": "x", "ms": 5}
+        found.append(Line2D([], [], label="an unfinished run, alone", **look))
+    return found

@@ -1,0 +1,189 @@
+"""The folders of `onefold rl train`, as a report takes them: every number checked, or the run left out by name."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from onefold.errors import FileError, InputError
+from onefold.report.score_page import visible
+from onefold.report.shift_units import LARGE, LONGEST, ORIGIN
+from onefold.rl.folder import (
+    EPISODE_COLUMNS,
+    EPISODES,
+    LARGEST,
+    PROGRESS,
+    PROGRESS_COLUMNS,
+    SETTINGS,
+    VISITS,
+    Folder,
+    json_of,
+)
+from onefold.rl.settings import Run
+from onefold.rl.visits import CELLS, SLICES
+
+LAST = 0.1  # share of the frames that a final figure is over
+Columns: TypeAlias = dict[str, Float64[np.ndarray, " _"]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run: its settings, where it was made, its curves and the places that it visited."""
+
+    path: str
+    run: Run
+    origin: dict[str, str]
+    progress: Columns
+    episodes: Columns
+    visits: Int64[np.ndarray, "slices rows columns"]
+    bounds: tuple[float, float, float, float]
+
+    @property
+    def frames(self) -> int:
+        """How far it has got."""
+        return int(self.progress["frames"][-1]) if len(self.progress["frames"]) else 0
+
+    @property
+    def whole(self) -> bool:
+        return self.frames >= self.run.frames
+
+    def final(self, figure: str) -> float | None:
+        """Mean over the episodes that ended in the last tenth of the frames; None before the run's end, or if none did.
+
+        `figure` is reward or reached.
+        """
+        late = self.episodes["frames"] > (1 - LAST) * self.run.frames
+        return float(self.episodes[figure][late].mean()) if self.whole and late.any() else None
+
+    @property
+    def first_goal(self) -> int | None:
+        """Frames at the end of the first episode that reached the goal."""
+        reached = np.flatnonzero(self.episodes["reached"])
+        return int(self.episodes["frames"][reached[0]]) if len(reached) else None
+
+    @property
+    def seconds(self) -> float:
+        return float(self.progress["seconds"][-1]) if len(self.progress["seconds"]) else 0.0
+
+    @property
+    def speed(self) -> float | None:
+        """Frames a second, over the whole time."""
+        return self.frames / self.seconds if self.seconds > 0 else None
+
+    @property
+    def replaced(self) -> int:
+        """Workers that were lost and replaced; after a break, a run counts them anew."""
+        counts = self.progress["replaced"]
+        steps = np.diff(counts, prepend=0.0)
+        return int(np.where(steps >= 0, steps, counts).sum())
+
+
+class Found(NamedTuple):
+    """What a folder holds: its runs, and a line for each one left out."""
+
+    records: list[Record]
+    skipped: list[str]
+
+
+def collect(folder: Path) -> Found:
+    """All runs in this folder and below it; an InputError if none can be read."""
+    records: dict[Run, Record] = {}
+    skipped = []
+    for path in sorted(folder.rglob(SETTINGS)):
+        name = folder.name if path.parent == folder else path.parent.relative_to(folder).as_posix()
+        try:
+            found = read(path.parent, name)
+            if found is not None and found.run in records:
+                raise FileError(f"{path.parent}: is the same run as {records[found.run].path}; the first one counts")
+            if found is not None:
+                records[found.run] = found
+        except (FileError, OSError) as error:
+            skipped.append(visible(str(error)))
+    if not records:
+        why = skipped[0] if skipped else f"no {SETTINGS} in it is of `onefold rl train`"
+        raise InputError(f"{visible(str(folder))} holds no run that can be read: {why}")
+    return Found(list(records.values()), skipped)
+
+
+def read(path: Path, name: str) -> Record | None:
+    """A run's folder, checked; None if its settings are of something else, a FileError if anything is damaged."""
+    settings = path / SETTINGS
+    try:
+        about = json_of(settings)
+    except RecursionError:
+        raise FileError(f"{settings}: is damaged: no JSON") from None
+    except FileError:
+        if (path / PROGRESS).exists():
+            raise
+        return None  # of some other program
+    if "run" not in about:
+        return None
+    run = Folder(path).run()
+    if max(len(run.name), len(run.environment)) > LONGEST:
+        raise FileError(f"{settings}: has a name of more than {LONGEST} letters")
+    progress = _columns(path / PROGRESS, PROGRESS_COLUMNS)
+    episodes = _columns(path / EPISODES, EPISODE_COLUMNS)
+    _within(episodes["reward"], -LARGE, LARGE, path / EPISODES, "reward")
+    _within(episodes["reached"], 0, 1, path / EPISODES, "reached")
+    for column in ("seconds", "replaced"):
+        _within(progress[column], 0, 1e12, path / PROGRESS, column)
+    counts, bounds = _visits(path / VISITS)
+    origin = {key: _origin(about.get(key)) for key in ORIGIN}
+    return Record(name, run, origin, progress, episodes, counts, bounds)
+
+
+def _columns(path: Path, names: Sequence[str]) -> Columns:
+    """The columns of a CSV file; a last line that is still being written is left out."""
+    if not path.is_file():
+        raise FileError(f"{path}: is missing")
+    if path.stat().st_size > LARGEST:
+        raise FileError(f"{path}: is larger than any file of a run")
+    lines = path.read_text("utf-8", errors="replace").split("\n")[:-1]
+    try:
+        head, *rows = csv.reader(lines, strict=True)
+    except (csv.Error, ValueError):
+        raise FileError(f"{path}: is damaged: no table") from None
+    if absent := [name for name in names if name not in head]:
+        raise FileError(f"{path}: is damaged: it lacks the column {absent[0]}")
+    for i, row in enumerate(rows):
+        if len(row) != len(head):
+            raise FileError(f"{path}: is damaged: line {i + 2} has {len(row)} values, not {len(head)}")
+    try:
+        values = np.array([list(map(float, row)) for row in rows], np.float64).reshape(len(rows), len(head))
+    except ValueError as error:
+        raise FileError(f"{path}: is damaged: {str(error)[:LONGEST]}") from None
+    found = {name: values[:, head.index(name)] for name in names}
+    _within(found["frames"], 1, 1e13, path, "frames")
+    if (np.diff(found["frames"]) < 0).any():
+        raise FileError(f"{path}: is damaged: its frames go backwards")
+    return found
+
+
+def _within(values: Float64[np.ndarray, " n"], low: float, high: float, path: Path, column: str) -> None:
+    if not ((values >= low) & (values <= high)).all():  # NaN is not between any two
+        raise FileError(f"{path}: is damaged: {column} is not always a number from {low:g} to {high:g}")
+
+
+def _visits(path: Path) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+    if not path.is_file():
+        raise FileError(f"{path}: is missing")
+    try:
+        content = json_of(path)
+        counts = np.array([[row.split() for row in part] for part in content["counts"]]).astype(np.int64)
+        left, bottom, right, top = (float(edge) for edge in content["bounds"])
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise error if isinstance(error, FileError) else FileError(f"{path}: is damaged: no visits") from None
+    if counts.shape != (SLICES, CELLS, CELLS) or (counts < 0).any() or (counts > 10**13).any():
+        raise FileError(f"{path}: is damaged: it has not {SLICES} grids of {CELLS} × {CELLS} counts")
+    if not (left < right and bottom < top and math.isfinite(right - left) and math.isfinite(top - bottom)):
+        raise FileError(f"{path}: is damaged: its bounds are none")
+    return counts, (left, bottom, right, top)
+
+
+def _origin(content: Any) -> str:
+    return str(content)[:LONGEST] if isinstance(content, str) or type(content) is int else "unknown"

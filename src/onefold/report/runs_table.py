@@ -1,0 +1,194 @@
+"""Runs in numbers: who is compared in which world, how well each agent did in the end, and who beats whom."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from onefold.report.curve_stats import Interval, Runs, improvement, improvement_interval, iqm, iqm_interval
+from onefold.report.runs_read import Record
+from onefold.rl.agents import AGENTS
+from onefold.rl.settings import Run
+from onefold.rl.worlds import DOOM
+
+BINS = 50  # of a world's frames, in its curves
+RETURN, SUCCESS = "reward", "reached"  # final figures, by their columns
+
+
+class Estimate(NamedTuple):
+    """Of a final figure over `n` runs; no interval where no world has two."""
+
+    mean: float
+    iqm: float
+    interval: Interval | None
+    n: int
+
+
+class Duel(NamedTuple):
+    """How probable it is that a run of the first agent ends with a higher return than one of the second."""
+
+    first: str
+    second: str
+    probability: float
+    interval: Interval | None
+    worlds: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An agent in a world. Figures are over whole runs; unfinished ones are kept beside them."""
+
+    title: str
+    ours: bool
+    records: list[Record]
+
+    @property
+    def whole(self) -> list[Record]:
+        return [record for record in self.records if record.whole]
+
+    @property
+    def unfinished(self) -> list[Record]:
+        return [record for record in self.records if not record.whole]
+
+    def finals(self, figure: str) -> Runs:
+        """Of every whole run in which an episode ended in the last tenth."""
+        found = [record.final(figure) for record in self.whole]
+        return np.array([value for value in found if value is not None], np.float64)
+
+
+@dataclass(frozen=True)
+class World:
+    """One environment, and the agents that were sent there."""
+
+    name: str
+    rows: list[Row]
+
+    @property
+    def edges(self) -> Float64[np.ndarray, " e"]:
+        """Of the bins that all its curves are drawn over."""
+        most = max(record.run.frames for row in self.rows for record in row.records)
+        return np.linspace(0, most, BINS + 1)
+
+    def estimate(self, row: Row, figure: str) -> Estimate | None:
+        return estimated([row.finals(figure)])
+
+    @property
+    def duels(self) -> list[Duel]:
+        return list(_duels([self]))
+
+
+@dataclass(frozen=True)
+class Table:
+    worlds: list[World]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for world in self.worlds for row in world.rows for record in row.records]
+
+    @property
+    def shared(self) -> dict[str, Estimate]:
+        """Final success of the agents that ended runs in every world: returns of two worlds have two scales."""
+        found = {}
+        for title in titles(self.worlds):
+            strata = [row.finals(SUCCESS) for world in self.worlds for row in world.rows if row.title == title]
+            estimate = estimated(strata)
+            if estimate is not None and len(strata) == len(self.worlds) and all(map(len, strata)):
+                found[title] = estimate
+        return found
+
+    @property
+    def duels(self) -> list[Duel]:
+        """Within every world that both were sent to, averaged."""
+        return list(_duels(self.worlds))
+
+
+def build(records: Sequence[Record]) -> Table:
+    """The table of these runs; there is at least one."""
+    worlds = []
+    for name in sorted({record.run.environment for record in records}, key=lambda name: (_place(name, DOOM), name)):
+        own = sorted((r for r in records if r.run.environment == name), key=lambda r: (r.run.seed, r.path))
+        titles = _named([record.run for record in own])
+        rows: dict[str, list[Record]] = {}
+        for record in own:
+            rows.setdefault(titles[replace(record.run, seed=0)], []).append(record)
+        ordered = sorted(rows.items(), key=lambda row: (_place(row[1][0].run.name, AGENTS), row[0]))
+        made = [Row(title, some[0].run.agent.bonus == "csd", some) for title, some in ordered]
+        worlds.append(World(name, made))
+    return Table(worlds)
+
+
+def estimated(strata: Sequence[Runs]) -> Estimate | None:
+    """Over all runs of all strata; None if there are none."""
+    strata = [runs for runs in strata if len(runs)]
+    if not strata:
+        return None
+    every = np.concatenate(strata)
+    return Estimate(float(every.mean()), float(iqm(every)), iqm_interval(strata), len(every))
+
+
+def _duels(worlds: Sequence[World]) -> Iterator[Duel]:
+    """Each agent against each other, in the worlds where both have ended runs."""
+    finals = [{row.title: runs for row in world.rows if len(runs := row.finals(RETURN))} for world in worlds]
+    for first in titles(worlds):
+        for second in titles(worlds):
+            pairs = [(runs[first], runs[second]) for runs in finals if first in runs and second in runs]
+            if first != second and pairs:
+                yield Duel(first, second, improvement(pairs), improvement_interval(pairs), len(pairs))
+
+
+def ours_of(worlds: Sequence[World]) -> set[str]:
+    """The titles of agents that are curious by CSD."""
+    return {row.title for world in worlds for row in world.rows if row.ours}
+
+
+def titles(worlds: Sequence[World]) -> list[str]:
+    return list(dict.fromkeys(row.title for world in worlds for row in world.rows))
+
+
+def _named(runs: Sequence[Run]) -> dict[Run, str]:
+    """A title for every kind of run, its seed set to 0: the agent's name and, where kinds share it, what differs."""
+    kinds: dict[str, list[Run]] = {}
+    for run in dict.fromkeys(replace(run, seed=0) for run in runs):
+        kinds.setdefault(run.name.upper() if run.name in AGENTS else run.name, []).append(run)
+    found = {}
+    for title, some in kinds.items():
+        settings = [dict(_flat(asdict(run))) for run in some]
+        keys = _telling(settings)
+        for run, values in zip(some, settings, strict=True):
+            said = ", ".join(f"{_said(key)} {_value(values[key])}" for key in keys)
+            found[run] = f"{title} ({said})" if said else title
+    return found
+
+
+def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The fewest settings, of the first that differ, by which all can be told apart."""
+    keys: list[str] = []
+    apart = 1
+    for key in settings[0]:
+        seen = len({tuple(values[k] for k in (*keys, key)) for values in settings})
+        if seen > apart:
+            keys, apart = [*keys, key], seen
+    return keys
+
+
+def _flat(content: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _said(key: str) -> str:
+    return key.removeprefix("agent.").removeprefix("learning.").replace(".", " ").replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _place(name: str, known: Any) -> int:
+    """The known ones in their order, others after them."""
+    return list(known).index(name) if name in known else len(known)

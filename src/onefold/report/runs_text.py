@@ -1,0 +1,266 @@
+"""Runs in words: tables as texts, what has to be said about them, and both as Markdown and as JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onefold.report.curve_stats import Interval
+from onefold.report.runs_read import Found, Record
+from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, titles
+from onefold.report.score_page import visible
+from onefold.report.seeds import mean
+from onefold.report.shift_files import md
+from onefold.report.shift_text import NONE, Cell, Grid, number
+from onefold.report.shift_units import ORIGIN
+
+RULES = (
+    "Final figures are over the episodes that ended in the last tenth of a run's frames, and over whole runs only. "
+    "Returns are sums of rewards, not discounted.",
+    "IQM: interquartile mean over runs, with a 95 % stratified bootstrap interval that draws runs within worlds. A "
+    "single run has no interval.",
+    "Probability of improvement: that a run of the row's agent ends with a higher return than one of the column's, "
+    "equal returns counting one half (Mann and Whitney), within worlds and averaged over them; 95 % bootstrap "
+    "intervals. With few runs, a bootstrap's intervals are too narrow.",
+    "First goal: frames at the end of the first episode that reached the goal, median over runs; those that never did "
+    "count as later than all others.",
+)
+AGENT_HEADS = [
+    "Agent", "Seeds", "Return, mean", "Return, IQM", "Success %, mean", "Success %, IQM", "First goal", "Frames/s",
+    "Time", "Replaced workers",
+]  # fmt: skip
+RUN_HEADS = [
+    "Run", "Agent", "Seed", "State", "Return", "Success %", "First goal", "Frames/s", "Time", "Replaced workers",
+    "Commit and machine",
+]  # fmt: skip
+
+
+def grids(world: World) -> list[Grid]:
+    """Of one world: how well the agents did, who beats whom, and every run."""
+    found = [_agents(world), *_duels(world.duels, f"Probability of improvement in {visible(world.name)}")]
+    return [*found, _runs(world)]
+
+
+def shared_grids(table: Table) -> list[Grid]:
+    """Of all worlds together."""
+    rows: list[tuple[str, list[str | Cell]]] = [
+        ("", [visible(title), str(e.n), percent(e.mean), _ranged(e.iqm, e.interval, percent)])
+        for title, e in table.shared.items()
+    ]
+    heads = ["Agent", "Runs", "Success %, mean", "Success %, IQM"]
+    found = [Grid("Final success over all worlds", heads, 1, rows)] if rows else []
+    return [*found, *_duels(table.duels, "Probability of improvement, averaged over worlds")]
+
+
+def _agents(world: World) -> Grid:
+    rows = []
+    for row in world.rows:
+        cells = [visible(row.title), seeds(row)]
+        for figure, said in ((RETURN, plain_number), (SUCCESS, percent)):
+            e = world.estimate(row, figure)
+            cells += [NONE, NONE] if e is None else [said(e.mean), _ranged(e.iqm, e.interval, said)]
+        cells.append(_goals(row))
+        speed, seconds, replaced = _cost(row)
+        cells.append(NONE if speed is None else number(speed, 0))
+        cells.append(NONE if seconds is None else clock(seconds))
+        rows.append((kind(row), [*cells, str(replaced)]))
+    return Grid(f"Final performance in {visible(world.name)}", AGENT_HEADS, 1, rows)
+
+
+def _cost(row: Row) -> tuple[float | None, float | None, int]:
+    """Frames a second and seconds in the mean over whole runs; replaced workers of all runs together."""
+    speeds = [record.speed for record in row.whole if record.speed is not None]
+    seconds = [record.seconds for record in row.whole]
+    replaced = sum(record.replaced for record in row.records)
+    return mean(speeds) if speeds else None, mean(seconds) if seconds else None, replaced
+
+
+def _runs(world: World) -> Grid:
+    rows = [(kind(row), _run(row, record)) for row in world.rows for record in row.records]
+    return Grid(f"Every run in {visible(world.name)}", RUN_HEADS, 2, rows)
+
+
+def _run(row: Row, record: Record) -> list[Any]:
+    final, success = record.final(RETURN), record.final(SUCCESS)
+    return [
+        visible(record.path),
+        visible(row.title),
+        str(record.run.seed),
+        state(record),
+        NONE if final is None else plain_number(final),
+        NONE if success is None else percent(success),
+        _goal(record),
+        NONE if record.speed is None else number(record.speed, 0),
+        clock(record.seconds),
+        str(record.replaced),
+        made_by([record]),
+    ]
+
+
+def _duels(duels: Sequence[Duel], what: str) -> list[Grid]:
+    if not duels:
+        return []
+    by_pair = {(duel.first, duel.second): duel for duel in duels}
+    titles = list(dict.fromkeys(duel.first for duel in duels))
+    rows = []
+    for first in titles:
+        found = [by_pair.get((first, second)) for second in titles]
+        cells = [NONE if duel is None else _ranged(duel.probability, duel.interval, chance) for duel in found]
+        rows.append(("", [visible(first), *cells]))
+    return [Grid(what, ["is better than …", *map(visible, titles)], 1, rows)]
+
+
+def remarks(found: Found, table: Table) -> list[str]:
+    """What a reader has to know before the figures."""
+    said, records = [], table.records
+    if open_ := [record for record in records if not record.whole]:
+        said.append(
+            f"Unfinished: {counted(len(open_), 'run')} of {len(records)}. Each is drawn alone, as a dotted line that "
+            "ends in a cross, and is in no mean."
+        )
+    if any(len(row.whole) == 1 for world in table.worlds for row in world.rows):
+        said.append("Where an agent has one whole run only, there is no interval: nothing is known of the spread.")
+    if any(len({row.records[0].run.name for row in w.rows}) < len(w.rows) for w in table.worlds):
+        said.append("Runs of one agent with different settings are apart, named by what differs.")
+    made = origins(records)
+    if len(made["device"]) > 1:
+        said.append("The runs were made on different machines: their speeds and times cannot be compared.")
+    if any(name.endswith("+") for name in made["commit"]):
+        said.append("Some runs were made from a source tree that had been changed since its commit (marked +).")
+    if len(table.worlds) > 1 and (left := [title for title in titles(table.worlds) if title not in table.shared]):
+        said.append(f"Not in the table over all worlds, for want of whole runs in each: {visible(', '.join(left))}.")
+    if found.skipped:
+        said.append(f"Left out, for the reasons listed below: {counted(len(found.skipped), 'run')}.")
+    return said
+
+
+def origins(records: Sequence[Record]) -> dict[str, dict[str, int]]:
+    """Of commits, machines, … each one and how many runs it made; dates by day."""
+    found: dict[str, dict[str, int]] = {name: {} for name in ORIGIN}
+    for record in records:
+        for name, value in record.origin.items():
+            shown = value[:10] if name == "date" else value
+            found[name][shown] = found[name].get(shown, 0) + 1
+    return {name: dict(sorted(values.items())) for name, values in found.items()}
+
+
+def markdown(table: Table) -> str:
+    """The tables for a README."""
+    parts = ["# Runs", *map(md, RULES)]
+    shared = [("All worlds", shared_grids(table))] if len(table.worlds) > 1 else []
+    for title, some in [*shared, *((visible(world.name), grids(world)) for world in table.worlds)]:
+        parts.append(f"## {md(title)}")
+        for grid in some:
+            lines = [list(map(md, grid.heads)), ["---"] * grid.words + ["---:"] * (len(grid.heads) - grid.words)]
+            lines += [list(map(md, cells)) for _, cells in grid.rows]
+            parts += [md(grid.what), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(found: Found, table: Table) -> dict[str, Any]:
+    """Every figure of the tables, unrounded, and where it comes from."""
+    content = {
+        "runs": len(table.records),
+        "worlds": {
+            world.name: {
+                "agents": {row.title: _row(world, row) for row in world.rows},
+                "improvement": [duel._asdict() for duel in world.duels],
+            }
+            for world in table.worlds
+        },
+        "success": {title: estimate._asdict() for title, estimate in table.shared.items()},
+        "improvement": [duel._asdict() for duel in table.duels],
+        "remarks": remarks(found, table),
+        "origins": origins(table.records),
+        "skipped": found.skipped,
+    }
+    return json.loads(json.dumps(content, allow_nan=False))
+
+
+def _row(world: World, row: Row) -> dict[str, Any]:
+    estimates = {name: world.estimate(row, figure) for name, figure in (("return", RETURN), ("success", SUCCESS))}
+    return {
+        "seeds": [record.run.seed for record in row.whole],
+        "unfinished": [record.run.seed for record in row.unfinished],
+        **{name: None if e is None else e._asdict() for name, e in estimates.items()},
+        "first_goal_median": _median(row),
+        "reached_in": sum(record.first_goal is not None for record in row.whole),
+        **dict(zip(("frames_per_second", "seconds", "replaced"), _cost(row), strict=True)),
+        "settings": {"frames": row.records[0].run.frames, "environments": row.records[0].run.environments},
+        "runs": [
+            {
+                "path": record.path, "seed": record.run.seed, "frames": record.frames, "whole": record.whole,
+                "return": record.final(RETURN), "success": record.final(SUCCESS), "first_goal": record.first_goal,
+                "frames_per_second": record.speed, "seconds": record.seconds, "replaced": record.replaced,
+                **record.origin,
+            }
+            for record in row.records
+        ],
+    }  # fmt: skip
+
+
+def kind(row: Row) -> str:
+    return "ours" if row.ours else "rival"
+
+
+def seeds(row: Row) -> str:
+    """How many, and whether any is unfinished."""
+    return f"{len(row.whole)}" + (f" + {len(row.unfinished)} unfinished" if row.unfinished else "")
+
+
+def state(record: Record) -> str:
+    return "whole" if record.whole else f"unfinished, {record.frames / record.run.frames:.0%}"
+
+
+def made_by(records: Sequence[Record]) -> str:
+    """Commits and machines."""
+    commits, machines = (", ".join(dict.fromkeys(r.origin[key] for r in records)) for key in ("commit", "device"))
+    return visible(f"{commits} on {machines}")
+
+
+def _median(row: Row) -> float | None:
+    """Frames to the first goal, over whole runs; None if half of them or more never reached it."""
+    frames = [np.inf if record.first_goal is None else record.first_goal for record in row.whole]
+    middle = float(np.median(frames)) if frames else np.inf
+    return middle if np.isfinite(middle) else None
+
+
+def _goals(row: Row) -> str:
+    if not row.whole:
+        return NONE
+    median, count = _median(row), sum(record.first_goal is not None for record in row.whole)
+    said = "not reached" if median is None else number(median, 0)
+    return f"{said} ({count} of {len(row.whole)})"
+
+
+def _goal(record: Record) -> str:
+    if record.first_goal is None:
+        return "not reached" if record.whole else "not reached yet"
+    return number(record.first_goal, 0)
+
+
+def _ranged(value: float, interval: Interval | None, said: Any) -> str:
+    return said(value) + (f" [{said(interval.low)}, {said(interval.high)}]" if interval else "")
+
+
+def plain_number(value: float) -> str:
+    return number(value, 3).replace("-", "−")
+
+
+def percent(share: float) -> str:
+    return number(100 * share, 1)
+
+
+def chance(probability: float) -> str:
+    return number(probability, 2)
+
+
+def clock(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

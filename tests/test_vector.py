@@ -417,12 +417,13 @@ def test_a_dead_worker_takes_its_games_along(hired: Callable[..., Workers]) -> N
 
 
 SCRIPT = """
-    import sys, time
+    import signal, sys, time
     import numpy as np
     from onefold.rl.vector import Workers
     from test_vector import my_way_home, staff, family
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         pool = Workers(my_way_home, 2, 0, workers=2)
         pool.reset()
         print(*(pid for worker in staff(pool) for pid in [worker, *family(worker)]), flush=True)
@@ -451,7 +452,10 @@ def test_workers_leave_with_their_owner(end: signal.Signals | None, tmp_path: Pa
         assert all(map(running, pids))
         time.sleep(0.2)
         os.killpg(owner.pid, end)  # as Ctrl-C does
-    _, errors = owner.communicate(timeout=20)
+    try:
+        _, errors = owner.communicate(timeout=60)
+    finally:
+        owner.kill()  # and with it, its workers
     assert owner.returncode == (0 if end is None else -end)
     assert gone(pids)
     assert (errors == "") == (end != signal.SIGINT)

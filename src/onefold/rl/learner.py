@@ -105,12 +105,16 @@ class Learner:
             mine.copy_(own)
 
     def report(self) -> dict[str, float]:
-        """Means since the last report. Values that are no numbers end the run."""
+        """Means since the last report."""
+        self.check()
         *sums, count = self.statistics.tolist()
         self.statistics.zero_()
-        if not np.isfinite(sums).all():
-            raise TrainingError("the loss is no number any more; use a smaller learning rate")
         return {name: total / max(1.0, count) for name, total in zip(STATISTICS, sums, strict=True)}
+
+    def check(self) -> None:
+        """End the run if there is anything that is no number."""
+        if not all(t.isfinite().all() for t in (self.statistics, *self._own)):
+            raise TrainingError("the loss is no number any more; use a smaller learning rate")
 
     def networks(self) -> dict[str, Tensor]:
         """What it takes to act."""

@@ -66,7 +66,8 @@ class Training:
         self.folder.cut(self.loop.frames)
 
     def keep(self) -> None:
-        """Write a checkpoint, and the networks alone beside it."""
+        """Write a checkpoint, and the networks alone beside it; a good one is never replaced by one with NaN in it."""
+        self.learner.check()
         own = {
             "visits": torch.from_numpy(self.visits.counts),
             "recent": torch.tensor(list(self.recent), dtype=torch.float64).reshape(-1, 3),

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +84,22 @@ class Training:
     def go(self, every: int) -> Iterator[dict[str, Any]]:
         """Train to the end; a row of progress now and then."""
         count, started, before = self.run.environments, time.monotonic(), self.seconds
-        report, board = max(count, self.run.frames // REPORTS), _board(self.folder.path)
+        report = max(count, self.run.frames // REPORTS)
         last, at = self.loop.frames, started
-        for moment in self.loop:
-            self._note(moment)
-            self.seconds = before + time.monotonic() - started
-            done = moment.frames >= self.run.frames
-            if done or moment.frames % report < count:
-                speed = (moment.frames - last) / max(1e-9, time.monotonic() - at)
-                last, at = moment.frames, time.monotonic()
-                row = self._row(moment.frames, speed)
-                self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
-                for name in PROGRESS_COLUMNS[1:] if board is not None else ():
-                    board.add_scalar(name, row[name], moment.frames)
-                yield row
-            if done or moment.frames % every < count:
-                self.keep()
+        with _board(self.folder.path) as board:
+            for moment in self.loop:
+                self._note(moment)
+                self.seconds = before + time.monotonic() - started
+                done = moment.frames >= self.run.frames
+                if done or moment.frames % report < count:
+                    speed = (moment.frames - last) / max(1e-9, time.monotonic() - at)
+                    last, at = moment.frames, time.monotonic()
+                    row = self._row(moment.frames, speed)
+                    self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
+                    board(row)
+                    yield row
+                if done or moment.frames % every < count:
+                    self.keep()
 
     def _note(self, moment: Moment) -> None:
         self.visits.add(moment.frames, moment.steps.positions)
@@ -149,13 +149,21 @@ def _training(run: Run, folder: Folder, device: torch.device, workers: int | Non
         training.environments.close()
 
 
-def _board(path: Path) -> Any:
-    """A writer of files for TensorBoard, where it is installed."""
+@contextlib.contextmanager
+def _board(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Takes rows of progress for TensorBoard, where it is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return None
-    return SummaryWriter(str(path))
+        yield lambda _: None
+        return
+    with SummaryWriter(str(path)) as writer:
+
+        def add(row: dict[str, Any]) -> None:
+            for name in PROGRESS_COLUMNS[1:]:
+                writer.add_scalar(name, row[name], row["frames"])
+
+        yield add
 
 
 def _under(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:

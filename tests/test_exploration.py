@@ -8,14 +8,16 @@ from onefold.rl.folder import Folder
 from onefold.rl.runs import train
 from onefold.rl.settings import run_of
 
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_csd_reaches_the_far_end_of_the_chain(seed: int, tmp_path: Path) -> None:
     rows = train(run_of("csd", "chain-40", 8000, seed), tmp_path / "run", device="cpu", every=10**6)
     assert any(row["reached"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_chance_does_not(seed: int, tmp_path: Path) -> None:
     for _ in train(run_of("dqn", "chain-40", 8000, seed), tmp_path / "run", device="cpu", every=10**6):
         pass

@@ -108,7 +108,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
 
 
 def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of("csd", "chain-8", 2500, 0)
+    run = run_of("csd", "chain-8", 700, 0)
     until(train(run, tmp_path / "run", device="cpu"))
     player = Player(tmp_path / "run", 0, 0.0)
     played = list(player.play(3))

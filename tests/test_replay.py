@@ -214,6 +214,13 @@ def test_images_are_stacked_along_their_channels() -> None:
         assert replay.newest()[0].flatten()[[0, -1]].tolist() == [1, 3]
 
 
+def test_networks_are_given_the_shape_that_stacks_have() -> None:
+    assert Memory(stack=6).shape((42, 40)) == (6, 42, 40)
+    assert Memory(stack=3).shape((7,)) == (21,)
+    with pytest.raises(InputError, match=r"seen as vectors or as grey images, not in frames of shape \(96, 96, 3\)"):
+        Memory().shape((96, 96, 3))
+
+
 def test_replays_that_hold_too_little_are_refused() -> None:
     with pytest.raises(InputError, match="a replay of 160 holds 10 times of 16 environments: too few for stacks of 6"):
         Replay(Memory(capacity=160), 16, (1,), torch.float32, CPU)

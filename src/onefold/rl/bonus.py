@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
-from onefold.nets import backbone
+from onefold.nets import Standardise, backbone
 from onefold.rl.views import Views, viewed
 
 CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsettingsvizdoom"
@@ -31,21 +31,6 @@ class Bonus(Protocol):
     def standardise(self, x: Tensor) -> None: ...
 
     def parameters(self) -> Any: ...
-
-
-class _Standard(nn.Module):
-    """(x − mean) / std with one pair of numbers, those of what was seen before learning began."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
 
 
 class CSDBonus(nn.Module):
@@ -65,7 +50,7 @@ class CSDBonus(nn.Module):
         views: Views | None = None,
     ) -> None:
         super().__init__()
-        self.first = _Standard()
+        self.first = Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
@@ -74,7 +59,7 @@ class CSDBonus(nn.Module):
 
     @torch.no_grad()
     def standardise(self, x: Tensor) -> None:
-        """Take mean and standard deviation from these observations."""
+        """Take mean and standard deviation, one number each, from these observations."""
         _take(self.first, x)
 
     @torch.no_grad()
@@ -102,14 +87,14 @@ class RNDBonus(nn.Module):
         outputs: int = OUTPUTS,
     ) -> None:
         super().__init__()
-        self.first = _Standard()
+        self.first = Standardise(torch.zeros(()), torch.ones(()))
         target = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],), outputs=outputs)
         predictor = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator)
         self.scorer = RNDScorer(nn.Sequential(self.first, predictor), nn.Sequential(self.first, target))
 
     @torch.no_grad()
     def standardise(self, x: Tensor) -> None:
-        """Take mean and standard deviation from these observations."""
+        """Take mean and standard deviation, one number each, from these observations."""
         _take(self.first, x)
 
     @torch.no_grad()
@@ -141,7 +126,7 @@ class Scale(nn.Module):
         return (square / weight - (mean / weight).square()).clamp(min=1e-12).sqrt()
 
 
-def _take(first: _Standard, x: Tensor) -> None:
+def _take(first: Standardise, x: Tensor) -> None:
     std, mean = torch.std_mean(x.float(), correction=0)
     first.mean.copy_(mean)
     first.std.copy_(std.clamp(min=1e-6))

@@ -45,7 +45,7 @@ class Learner:
         self.agent, self.learning, self.device, self.actions = agent, learning, device, actions
         memory = learning.memory
         self.replay = Replay(memory, environments, frame, dtype, device)
-        shape = (memory.stack * frame[0],) if len(frame) == 1 else (memory.stack, *frame)[-3:]
+        shape = memory.shape(frame)
         weights, curious, chance = generators(seed, 3)
         self.values = Values(agent, learning, shape, actions, weights).to(device)
         self.target = Values(agent, learning, shape, actions, weights).to(device).requires_grad_(False)

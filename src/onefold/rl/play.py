@@ -43,8 +43,7 @@ class Player:
             self.frames = int(header["frames"])
             self.make = world(self.run.environment, self.run.frames).make
             self.form = form(self.make)
-            stack, frame = self.run.learning.memory.stack, self.form.frame
-            shape = (stack * frame[0],) if len(frame) == 1 else (stack, *frame)[-3:]
+            shape = self.run.learning.memory.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
             self.values = Values(self.run.agent, self.run.learning, shape, self.form.actions, weights)
             own = {name.removeprefix("values."): tensor.float() for name, tensor in tensors.items()}

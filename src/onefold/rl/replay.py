@@ -36,6 +36,12 @@ class Memory:
         if not 0 < self.discount <= 1 or not 0 <= self.alpha <= 1:
             raise InputError(f"discount and alpha are between 0 and 1, not {self.discount} and {self.alpha}")
 
+    def shape(self, frame: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a stack of such frames, as networks see it."""
+        if len(frame) not in (1, 2):
+            raise InputError(f"a world is seen as vectors or as grey images, not in frames of shape {frame}")
+        return (self.stack * frame[0],) if len(frame) == 1 else (self.stack, *frame)
+
 
 class Drawn(NamedTuple):
     """A minibatch: Σ_{k<m} γᵏ r_{t+k} is in `rewards`, and `discounts` is γᵐ, or 0 where the episode terminated.

@@ -16,6 +16,12 @@ def inner_products(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Te
         return a @ b.T
 
 
+def apart(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """1 − aᵀb of unit vectors as ½‖a − b‖²; a vector of zeros has no direction, and its inner products are 0."""
+    dead = ~(a.any(1) & b.any(1))
+    return torch.where(dead, 1.0, 0.5 * (a - b).square().sum(1))
+
+
 class Similarity(nn.Module):
     """g(x, c) = scale · φ(x)ᵀψ(c); with `normalise`, φ̄ᵀψ̄ of unit vectors and no scale (supplement, "Normalization").
 
@@ -61,9 +67,7 @@ class Similarity(nn.Module):
 
     def gap(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
         """1 − g(x, x) of a normalised model, as ½‖φ̄ − ψ̄‖²: the plain difference cancels in float32."""
-        a, b = self._vectors(self.phi, x), self._vectors(self.psi, x)
-        dead = ~(a.any(1) & b.any(1))  # a vector of zeros has no direction: g = 0
-        return torch.where(dead, 1.0, 0.5 * (a - b).square().sum(1)) + self._before(x)
+        return apart(self._vectors(self.phi, x), self._vectors(self.psi, x)) + self._before(x)
 
     def _before(self, x: Tensor) -> Tensor | float:
         return self.scale * self._paired(self.start[0], self.start[1], x) if self.start else 0.0

@@ -1,10 +1,11 @@
 """How new an observation is: networks that learn what has been seen, and the reward that comes of it.
 
-A bonus is a module with two functions: `value(x)`, how new each observation is, and `loss(x, uniforms)`, whose
-descent makes these observations less new. Both are pure functions of tensors, to be captured in a CUDA graph.
+A bonus is a module with two functions: `value(x)`, how new each observation is, and `seen(x, uniforms)`, the same
+with the loss whose descent makes these observations less new, in one pass. Both are pure functions of tensors, to be
+captured in a CUDA graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,10 +13,12 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
+from onefold.distil.model import apart, inner_products
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
 from onefold.nets import Standardise, backbone
 from onefold.rl.views import Views, viewed
+from onefold.streams import side_by_side
 
 CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsettingsvizdoom"
 
@@ -26,7 +29,7 @@ class Bonus(Protocol):
 
     def value(self, x: Tensor) -> Float[Tensor, " n"]: ...
 
-    def loss(self, x: Tensor, uniforms: Tensor) -> Float[Tensor, ""]: ...
+    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]: ...
 
     def standardise(self, x: Tensor) -> None: ...
 
@@ -64,14 +67,23 @@ class CSDBonus(nn.Module):
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
-        scale = self.prior(x).float().square().sum(1)
-        return (scale * self.model.gap(x).clamp(min=0)).sqrt()
+        return _deviation(self.prior(x).float(), self.model.gap(x))
 
-    def loss(self, x: Tensor, uniforms: Tensor) -> Float[Tensor, ""]:
-        contexts = x if self.views is None else viewed(x, uniforms, self.views)
-        own = nn.functional.normalize(self.prior(x).float(), dim=1)
-        other = own if self.views is None else nn.functional.normalize(self.prior(contexts).float(), dim=1)
-        return similarity_loss(self.model(x, contexts), own @ other.T)
+    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        views, model, no_grad = self.views, self.model, torch.no_grad()
+        contexts = x if views is None else viewed(x, uniforms, views)
+        functions: list[Callable[[], Any]] = [
+            lambda: model.left(x),
+            lambda: model.right(contexts),
+            lambda: self.prior(x),
+        ]
+        if views is not None:
+            functions += [lambda: no_grad(model.right)(x), lambda: self.prior(contexts)]
+        left, right, own, *others = side_by_side(functions, x.device)
+        here, other = others if others else (right, own)
+        labels = inner_products(*(nn.functional.normalize(z.float(), dim=1) for z in (own, other)))
+        value = _deviation(own.float(), apart(left[0], here[0])).detach()
+        return value, similarity_loss(model.matched(left, right), labels)
 
 
 class RNDBonus(nn.Module):
@@ -101,9 +113,10 @@ class RNDBonus(nn.Module):
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
         return self.scorer(x)
 
-    def loss(self, x: Tensor, uniforms: Tensor) -> Float[Tensor, ""]:
+    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         del uniforms
-        return self.scorer(x).mean()
+        errors = self.scorer(x)
+        return errors.detach(), errors.mean()
 
 
 class Scale(nn.Module):
@@ -124,6 +137,10 @@ class Scale(nn.Module):
         """Of all values so far, the latest counting most."""
         weight, mean, square = self.sums
         return (square / weight - (mean / weight).square()).clamp(min=1e-12).sqrt()
+
+
+def _deviation(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return (features.square().sum(1) * gap.clamp(min=0)).sqrt()
 
 
 def _take(first: Standardise, x: Tensor) -> None:

@@ -65,8 +65,9 @@ class Learner:
         self.optimiser = torch.optim.Adam(groups, eps=learning.adam_eps, fused=True, capturable=on_gpu)
         self.copy_target()
         self._say: Callable[[Any, Tensor], Said] = _said
+        self._see: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]] = _saw
         if compiled:
-            self._say = torch.compile(_said)
+            self._say, self._see = torch.compile(_said), torch.compile(_saw)
         self._seen = _Host(environments, frame, dtype, device)
         self._uniforms = torch.zeros(learning.batch, 1 + UNIFORMS, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
@@ -195,10 +196,10 @@ class Learner:
             lambda: no_grad(self._say)(self.target, y),
         ]
         if self.bonus is not None:
-            functions += [lambda: self.bonus.value(y), lambda: self.bonus.loss(y, self._uniforms[:, 1:])]
+            functions.append(lambda: self._see(self.bonus, y, self._uniforms[:, 1:]))
         with self._autocast():
-            found = side_by_side(functions, self.device)
-        said, after, target, news, curious = found if self.bonus is not None else (*found, nothing[None], nothing)
+            said, after, target, *seen = side_by_side(functions, self.device)
+        news, curious = seen[0] if seen else (nothing[None], nothing)
         return said, after, target, news, curious
 
     def _autocast(self) -> Any:
@@ -237,6 +238,10 @@ class _Host:
 
 def _said(values: Values, x: Tensor) -> Said:
     return values(x)
+
+
+def _saw(bonus: Bonus, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    return bonus.seen(x, uniforms)
 
 
 def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Bonus | None:

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Generator
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
 from onefold.rl.bonus import CSDBonus, RNDBonus, Scale
+from onefold.rl.learner import Learner
+from onefold.rl.replay import Memory
 from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
 
@@ -170,3 +173,17 @@ def test_members_act_each_for_its_own_episode_and_differ_by_their_priors() -> No
 def test_agents_that_cannot_be_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Agent(**keywords)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_neither_acting_nor_learning_asks_the_host_for_a_number(name: str) -> None:
+    """On tensors without values, a step that needed one would fail: what can be captured in a graph does not."""
+    learning = Learning(memory=Memory(capacity=200), batch=4, channels=(4, 4), hidden=8)
+    mind = Learner(
+        AGENTS[name], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    mind.learn()  # Adam makes its state
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        mind._observed()
+        mind._learned()

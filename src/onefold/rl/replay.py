@@ -112,23 +112,23 @@ class Replay:
         self.head += 1
         now = self.head % self.length
         how = torch.where(terminated, TERMINATED, torch.where(truncated, TRUNCATED, GOES_ON))
-        self._put(self.rewards, last, rewards)
-        self._put(self.ended, last, torch.where(began, NOTHING, how).to(torch.uint8))
-        cut = lost & (self.ended[before] == GOES_ON)
-        self._put(self.ended, before, torch.where(cut, TRUNCATED, self.ended[before]))
-        self._put(self.frames, now, frames)
-        self._put(self.age, now, torch.where(began, 0, self.age[last] + 1))
-        self._put(self.ended, now, torch.full_like(self.ended[0], NOTHING))
+        _put(self.rewards, last, rewards)
+        _put(self.ended, last, torch.where(began, NOTHING, how).to(torch.uint8))
+        ended = _get(self.ended, before)
+        _put(self.ended, before, torch.where(lost & (ended == GOES_ON), TRUNCATED, ended))
+        _put(self.frames, now, frames)
+        _put(self.age, now, torch.where(began, 0, _get(self.age, last) + 1))
+        _put(self.ended, now, torch.full_like(self.ended[0], NOTHING))
         zero = torch.zeros_like(self.rewards[0])
-        self._put(self.priority, now, zero)
-        self._put(self.priority, (now + self.memory.stack - 1) % self.length, zero)
+        _put(self.priority, now, zero)
+        _put(self.priority, (now + self.memory.stack - 1) % self.length, zero)
         ready = (now - self.memory.n_step) % self.length
-        may = (self.ended[ready] != NOTHING) & (self.head >= self.memory.n_step)
-        self._put(self.priority, ready, torch.where(may, self.highest, 0.0))
+        may = (_get(self.ended, ready) != NOTHING) & (self.head >= self.memory.n_step)
+        _put(self.priority, ready, torch.where(may, self.highest, 0.0))
 
     def act(self, actions: Int[Tensor, " e"]) -> None:
         """What is done at the newest frames."""
-        self._put(self.actions, self.head % self.length, actions.to(torch.uint8))
+        _put(self.actions, self.head % self.length, actions.to(torch.uint8))
 
     def newest(self) -> Tensor:
         """The stacks that end now, [E, stack · channels, …] for images, [E, …] for vectors."""
@@ -179,5 +179,11 @@ class Replay:
         found = self.frames[(time[:, None] - back) % self.length, who[:, None]]
         return found.flatten(1) if found.ndim == 3 else found.flatten(1, -3)
 
-    def _put(self, where: Tensor, time: Tensor, values: Tensor) -> None:
-        where.index_copy_(0, time.reshape(1), values.to(where.dtype)[None])
+
+def _get(where: Tensor, time: Tensor) -> Tensor:
+    """`where[time]`, without asking the host what time it is."""
+    return where.index_select(0, time.reshape(1))[0]
+
+
+def _put(where: Tensor, time: Tensor, values: Tensor) -> None:
+    where.index_copy_(0, time.reshape(1), values.to(where.dtype)[None])

@@ -175,6 +175,19 @@ def test_the_titles_of_the_papers_rows_are_those_of_the_benchmark() -> None:
     assert set(PAPER["mnist"]) - {"BNN-MCMC"} <= {method.title for method in METHODS.values()}
 
 
+def test_times_are_those_of_units_that_had_the_machine_to_themselves(tmp_path: Path) -> None:
+    def made(method: str, seed: int, seconds: float, alone: bool) -> Unit:
+        cost = {"fit_s": seconds, "score_us": 1.0, "parameters": 1000, "peak_mb": 500.0, "alone": alone}
+        auroc = 80.0 + 5 * method.endswith("noflips")
+        return unit(method, "mine", seed, {"entropy": dict.fromkeys(("a", "perturbed"), auroc)}, cost=cost)
+
+    units = [made("ens3", 0, 10.0, True), made("ens3", 1, 30.0, False), made("ens3-noflips", 0, 50.0, False)]
+    assert row_of(table_of(tmp_path / "1", units[:2]).sections[0], "ens3").stat("fit_s") == (10, None, 1)
+    best = row_of(table_of(tmp_path / "2", units).sections[0], "ens3")  # without flips, which costs the same
+    assert (best.stat("auroc"), best.stat("fit_s")) == ((85, None, 1), (10, None, 1))
+    assert row_of(table_of(tmp_path / "3", units[1:2]).sections[0], "ens3").stat("fit_s") == (30, None, 1)
+
+
 def test_means_are_those_computed_by_hand(tmp_path: Path) -> None:
     names: list[str] = ["a", "b", "perturbed", "perturbed_clipped"]
     pairs = [dict(zip(names, figures, strict=True)) for figures in ((90.0, 80.0, 70.0, 40.0), (91.0, 84.0, 71.0, 50.0))]

@@ -81,10 +81,12 @@ def ablation(plan: Plan) -> Iterator[Progress]:
 
 
 def _worked(jobs: Sequence[Job], results: Results, plan: Plan) -> Iterator[Progress]:
+    alone = plan.engine == "serial" or plan.workers == 1
     for done in engine(plan.engine)(run_unit, jobs, plan.workers):
         unit = jobs[done.place].unit
         if done.result is None:
             results.fail(unit, done.reason, done.trace)
         else:
+            done.result["cost"]["alone"] = alone  # else its times are those of a shared machine
             results.write(unit, done.result)
         yield Progress(unit, done.result, done.reason)

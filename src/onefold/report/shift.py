@@ -7,7 +7,7 @@ from onefold.bench.sets import PERTURBED
 from onefold.bench.units import FAMILIES, METHODS
 from onefold.report.paper import AVERAGE, PAPER, Published
 from onefold.report.seeds import Difference, Stat, difference, mean, stat
-from onefold.report.shift_units import COSTS, METRICS, NO_FLIPS, Measured
+from onefold.report.shift_units import COSTS, METRICS, NO_FLIPS, TIMES, Measured
 
 PAPERS_SCORE = "variance"
 TARGET_DATA = ("csd_ood",)  # fitted with unlabelled images like the strange ones: a rival has none
@@ -124,13 +124,19 @@ def _rival(units: list[Measured], foreign: list[str]) -> Row:
         own = [unit for unit in units if unit.method == variant]
         kinds = [kind for kind in own[0].scores if all(kind in unit.scores for unit in own)]
         candidates += [(own, lambda _, kind=kind: kind) for kind in kinds] or [(own, lambda unit: unit.default)]
-    rows = [_row(own, kind, foreign, best_of=len(candidates)) for own, kind in candidates]
+    rows = [_row(own, kind, foreign, best_of=len(candidates), family=units) for own, kind in candidates]
     return max(rows, key=_auroc)
 
 
 def _row(
-    units: list[Measured], kind: Callable[[Measured], str], foreign: list[str], best_of: int = 0, extra: bool = False
+    units: list[Measured],
+    kind: Callable[[Measured], str],
+    foreign: list[str],
+    best_of: int = 0,
+    extra: bool = False,
+    family: Sequence[Measured] = (),
 ) -> Row:
+    """Times are those of units that had the machine to themselves, if there are any: these, or others of the family."""
     first = units[0]
     values: dict[str, dict[int, float]] = {}
     pairs: dict[str, dict[int, float]] = {}
@@ -140,6 +146,8 @@ def _row(
             values.setdefault(figure, {})[unit.seed] = value
         for other in [*foreign, *(name for name in PERTURBED if name in strange)]:
             pairs.setdefault(other, {})[unit.seed] = strange[other]["auroc"]
+    lone = [unit for unit in units if unit.alone] or [unit for unit in family if unit.alone] or units
+    values |= {figure: {unit.seed: unit.cost[figure] for unit in lone} for figure in TIMES}
     known = METHODS.get(_line(first))
     return Row(
         method=_line(first),
@@ -190,11 +198,10 @@ def _average(sections: list[Section]) -> Section:
 
 
 def _averaged(rows: list[Row]) -> Row:
-    seeds = sorted(set.intersection(*(set(row.seeds) for row in rows)))
     values = {
         figure: {seed: mean([row.values[figure][seed] for row in rows]) for seed in seeds}
         for figure in FIGURES
-        if seeds and all(seed in row.values.get(figure, {}) for row in rows for seed in seeds)
+        if (seeds := sorted(set.intersection(*(set(row.values.get(figure, {})) for row in rows))))
     }
     first, forms = rows[0], {name: form for row in rows for name, form in row.forms.items()}
     return Row(first.method, first.title, first.ours, first.extra, forms, max(row.best_of for row in rows), values)

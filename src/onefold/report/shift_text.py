@@ -75,6 +75,10 @@ def remarks(collected: Collected) -> list[str]:
     made = origins(collected.units)
     if len(made["device"]) > 1:
         found.append("The units were run on different machines: what they cost cannot be compared.")
+    if not all(unit.alone for unit in collected.units):
+        found.append(
+            "Some units shared the machine: times are of those that had it to themselves, where there are any."
+        )
     if any(name.endswith("+") for name in made["commit"]):
         found.append("Some units were made from a source tree that had been changed since its commit (marked +).")
     if collected.failures:

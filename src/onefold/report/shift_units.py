@@ -16,6 +16,7 @@ from onefold.report.score_page import visible
 
 METRICS = ("auroc", "aupr_in", "aupr_out", "aupr_in_plain", "aupr_out_plain", "fpr95")
 COSTS = {"fit_s": 1e9, "score_us": 1e12, "parameters": 1e15, "peak_mb": 1e12}  # and the most that can be meant
+TIMES = ("fit_s", "score_us")
 ORIGIN = ("commit", "device", "cores", "onefold", "torch", "python", "date")
 LONGEST = 200  # letters of a name
 ROUNDING = 1e-6  # a perfect score can come out a little above 100
@@ -49,6 +50,8 @@ class Measured:
     histogram: Histogram
     rejection: list[float]
     cost: dict[str, float]
+    alone: bool
+    """Whether it had the machine to itself."""
     origin: dict[str, str]
 
     @property
@@ -131,6 +134,7 @@ def measured(content: Mapping[str, Any], settings: Mapping[str, Any]) -> Measure
         histogram=_histogram(curves.get("histogram"), sizes),
         rejection=_numbers(curves.get("rejection"), len(KEPT), 1, "rejection"),
         cost={name: _number(content["cost"].get(name), 0, most, name) for name, most in COSTS.items()},
+        alone=content["cost"].get("alone") is not False,
         origin={name: _origin(content.get(name)) for name in ORIGIN},
     )
 

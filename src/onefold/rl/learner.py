@@ -1,7 +1,8 @@
 """The learner: observe, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from onefold.rl.vector import Steps
 from onefold.rl.views import UNIFORMS
 from onefold.streams import replayed, side_by_side
 
+Part = TypeVar("Part", bound=Callable[..., Any])
 STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
 
 
@@ -64,10 +66,9 @@ class Learner:
         on_gpu = device.type == "cuda"
         self.optimiser = torch.optim.Adam(groups, eps=learning.adam_eps, fused=True, capturable=on_gpu)
         self.copy_target()
-        self._say: Callable[[Any, Tensor], Said] = _said
-        self._see: Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]] = _saw
-        if compiled:
-            self._say, self._see = torch.compile(_said), torch.compile(_saw)
+        quick = functools.partial(torch.compile, dynamic=False) if compiled else _as_it_is
+        self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
+        self._draw, self._sharpen = quick(self.replay.draw), quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
         self._uniforms = torch.zeros(learning.batch, 1 + UNIFORMS, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
@@ -167,8 +168,8 @@ class Learner:
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        drawn = self.replay.draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
-        self.values.trunk.sharpen()
+        drawn = self._draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
+        self._sharpen()
         self.optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
             said, after, target, news, curious = self._passes(drawn)
@@ -176,7 +177,7 @@ class Learner:
             if self.bonus is not None:
                 self.scale.update(news)
                 rewards = rewards + self.agent.weight.at(self.frames) * news / self.scale.std()
-            found = judged(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
+            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()
         norm = torch.nn.utils.clip_grad_norm_(self._own, self.learning.clip, foreach=True)
@@ -234,6 +235,10 @@ class _Host:
         self._numbers.copy_(torch.from_numpy(np.stack([row.astype(np.float32) for row in rows])))
         self.frames.copy_(self._frames, non_blocking=True)
         self.numbers.copy_(self._numbers, non_blocking=True)
+
+
+def _as_it_is(part: Part) -> Part:
+    return part
 
 
 def _said(values: Values, x: Tensor) -> Said:

@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
-from onefold.rl.bonus import CSDBonus, RNDBonus, Scale
 from onefold.rl.learner import Learner
+from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling
 from onefold.rl.replay import Memory
 from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
@@ -62,14 +62,13 @@ def test_crops_keep_the_asked_area() -> None:
     assert float(widths.std()) > 0.05
 
 
-@pytest.mark.parametrize("kind", [CSDBonus, RNDBonus])
+@pytest.mark.parametrize("kind", [CSDNovelty, RNDNovelty])
 @pytest.mark.parametrize("shape", [(6,), (2, 12, 12)])
 def test_what_is_learned_is_less_new_than_what_is_not(kind: Any, shape: tuple[int, ...]) -> None:
     generator = Generator().manual_seed(0)
     bonus = kind(shape, generator, channels=(4, 4), hidden=(64,), outputs=32)
     familiar = torch.randn(64, *shape, generator=generator) * 0.3 + 1
     strange = torch.randn(64, *shape, generator=generator) * 0.3 - 1
-    bonus.standardise(torch.cat([familiar, strange]))
     before = bonus.value(familiar).mean() / bonus.value(strange).mean()
     optimiser = torch.optim.Adam([p for p in bonus.parameters() if p.requires_grad], lr=3e-3)
     for step in range(150):
@@ -85,12 +84,24 @@ def test_what_is_learned_is_less_new_than_what_is_not(kind: Any, shape: tuple[in
 
 
 def test_csds_bonus_is_the_root_of_its_variance() -> None:
-    bonus = CSDBonus((5,), Generator().manual_seed(0), hidden=(16,), outputs=8)
+    bonus = CSDNovelty((5,), Generator().manual_seed(0), hidden=(16,), outputs=8)
     x = torch.randn(9, 5, generator=Generator().manual_seed(1))
     phi, psi = (F.normalize(net(x), dim=1) for net in (bonus.model.phi, bonus.model.psi))
     prior = bonus.prior(x)
     exact = (prior.square().sum(1) * (1 - (phi * psi).sum(1))).sqrt()
     torch.testing.assert_close(bonus.value(x), exact.detach(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 16, 16)])
+def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple[int, ...]) -> None:
+    first, x = Settling(shape, 60), 3 + 2 * torch.randn(90, *shape, generator=Generator().manual_seed(0))
+    for part in (x[:7], x[7:40], x[40:60], 100 * x[60:]):
+        first.take(part)
+    axes = (0,) if len(shape) == 1 else (0, 2, 3)
+    std, mean = torch.std_mean(x[:60], dim=axes, correction=0, keepdim=True)
+    exact = ((x - mean) / std).clamp(-5, 5)
+    torch.testing.assert_close(first(x), exact)
+    assert first(1000 * x).abs().max() == 5
 
 
 def test_the_running_scale_is_the_standard_deviation() -> None:

@@ -11,8 +11,9 @@ from torch import Generator, Tensor
 
 from onefold.errors import TrainingError
 from onefold.methods.prior import generators
+from onefold.nets import Standardise
 from onefold.rl.agents import Agent, Learning
-from onefold.rl.bonus import Bonus, CSDBonus, RNDBonus, Scale
+from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.vector import Steps
@@ -68,7 +69,7 @@ class Learner:
         self.copy_target()
         quick = functools.partial(torch.compile, dynamic=False) if compiled else _as_it_is
         self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
-        self._draw, self._sharpen = quick(self.replay.draw), quick(self.values.trunk.sharpen)
+        self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
         self._uniforms = torch.zeros(learning.batch, 1 + UNIFORMS, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
@@ -95,7 +96,7 @@ class Learner:
     def learn(self) -> None:
         """One update of everything from one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            self.bonus.standardise(self._prepared(self.replay.frames[: int(self.replay.head) + 1]))
+            _standardise(self.bonus.first, self._prepared(self.replay.frames[: int(self.replay.head) + 1]))
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
         self.updates += 1
@@ -168,7 +169,7 @@ class Learner:
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        drawn = self._draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
+        drawn = self.replay.draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
         self._sharpen()
         self.optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
@@ -245,14 +246,22 @@ def _said(values: Values, x: Tensor) -> Said:
     return values(x)
 
 
-def _saw(bonus: Bonus, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return bonus.seen(x, uniforms)
 
 
-def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Bonus | None:
-    kinds = {"none": None, "rnd": RNDBonus, "csd": CSDBonus}
+def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Novelty | None:
+    kinds = {"none": None, "rnd": RNDNovelty, "csd": CSDNovelty}
     kind = kinds[agent.bonus]
     return None if kind is None else kind(shape, generator)
+
+
+@torch.no_grad()
+def _standardise(first: Standardise, x: Tensor) -> None:
+    """By mean and standard deviation of these observations, one number each."""
+    std, mean = torch.std_mean(x.float(), correction=0)
+    first.mean.copy_(mean)
+    first.std.copy_(std.clamp(min=1e-6))
 
 
 def _placed(value: Tensor, parameter: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""How new an observation is: networks that learn what has been seen, and the reward that comes of it.
+"""How new an observation is: networks that learn what has been seen.
 
-A bonus is a module with two functions: `value(x)`, how new each observation is, and `seen(x, uniforms)`, the same
+Each is a module with two functions: `value(x)`, how new each observation is, and `seen(x, uniforms)`, the same
 with the loss whose descent makes these observations less new, in one pass. Both are pure functions of tensors, to be
 captured in a CUDA graph.
 """
@@ -24,19 +24,17 @@ CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsetting
 
 
 @runtime_checkable
-class Bonus(Protocol):
-    """What an agent needs of a bonus."""
+class Novelty(Protocol):
+    """What an agent's bonus comes from."""
 
     def value(self, x: Tensor) -> Float[Tensor, " n"]: ...
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]: ...
 
-    def standardise(self, x: Tensor) -> None: ...
-
     def parameters(self) -> Any: ...
 
 
-class CSDBonus(nn.Module):
+class CSDNovelty(nn.Module):
     """The standard deviation of an infinite ensemble, √(‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x))) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
     Contexts are other views of the observations for images, the observations themselves for vectors.
@@ -45,25 +43,21 @@ class CSDBonus(nn.Module):
     def __init__(
         self,
         shape: tuple[int, ...],
-        generator: Generator,
+        generator: Generator | None,
         *,
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
         views: Views | None = None,
+        first: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.first = Standardise(torch.zeros(()), torch.ones(()))
+        self.first = first or Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
         self.views = (views or Views()) if len(shape) == 3 else None
-
-    @torch.no_grad()
-    def standardise(self, x: Tensor) -> None:
-        """Take mean and standard deviation, one number each, from these observations."""
-        _take(self.first, x)
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
@@ -86,28 +80,24 @@ class CSDBonus(nn.Module):
         return value, similarity_loss(model.matched(left, right), labels)
 
 
-class RNDBonus(nn.Module):
+class RNDNovelty(nn.Module):
     """How badly a network predicts a random one (Burda et al., 2018)."""
 
     def __init__(
         self,
         shape: tuple[int, ...],
-        generator: Generator,
+        generator: Generator | None,
         *,
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
+        first: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.first = Standardise(torch.zeros(()), torch.ones(()))
+        self.first = first or Standardise(torch.zeros(()), torch.ones(()))
         target = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],), outputs=outputs)
         predictor = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator)
         self.scorer = RNDScorer(nn.Sequential(self.first, predictor), nn.Sequential(self.first, target))
-
-    @torch.no_grad()
-    def standardise(self, x: Tensor) -> None:
-        """Take mean and standard deviation, one number each, from these observations."""
-        _take(self.first, x)
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
@@ -117,6 +107,43 @@ class RNDBonus(nn.Module):
         del uniforms
         errors = self.scorer(x)
         return errors.detach(), errors.mean()
+
+
+class Settling(nn.Module):
+    """(x − mean) / std of the first `settle` observations, clipped at ±5 (Burda et al., 2018), and fixed from then on.
+
+    Every number of a vector has its own, and so has every channel of an image.
+    """
+
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...], settle: int) -> None:
+        super().__init__()
+        self.settle = settle
+        size = shape if len(shape) == 1 else (shape[0], 1, 1)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def take(self, x: Tensor) -> None:
+        """Mean and variance of what was there and of these together (Chan et al., 1983)."""
+        if int(self.count) >= self.settle:
+            return
+        axes = [0] if x.ndim == 2 else [0, 2, 3]
+        there, new = float(self.count), float(len(x))
+        share, square = new / (there + new), (self.std.square() if there else torch.zeros_like(self.std))
+        variance, mean = torch.var_mean(x, dim=axes, correction=0)
+        shift = mean.view_as(self.mean) - self.mean
+        spread = (1 - share) * square + share * variance.view_as(self.std) + share * (1 - share) * shift.square()
+        self.mean += share * shift
+        self.std.copy_(spread.sqrt())
+        self.count += len(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std.clamp(min=1e-6)).clamp(-5, 5)
 
 
 class Scale(nn.Module):
@@ -138,12 +165,10 @@ class Scale(nn.Module):
         weight, mean, square = self.sums
         return (square / weight - (mean / weight).square()).clamp(min=1e-12).sqrt()
 
+    @property
+    def empty(self) -> bool:
+        return bool(self.sums[0] == 0)
+
 
 def _deviation(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     return (features.square().sum(1) * gap.clamp(min=0)).sqrt()
-
-
-def _take(first: Standardise, x: Tensor) -> None:
-    std, mean = torch.std_mean(x.float(), correction=0)
-    first.mean.copy_(mean)
-    first.std.copy_(std.clamp(min=1e-6))

@@ -1,0 +1,294 @@
+"""Exploration bonuses for agents that people already have: how new observations are, from nothing but observations.
+
+    bonus = CSDBonus()
+    reward = reward + 0.1 * bonus(next_observations)   # one number an observation, in standard deviations
+    bonus.update(next_observations)                    # what was seen is less new from now on
+
+No environment is owned. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or dicts.
+"""
+
+import abc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+
+from onefold import store
+from onefold.errors import FileError, InputError, TrainingError
+from onefold.inputs import check_seed, pick_device
+from onefold.methods.prior import Prior, generators, random_network
+from onefold.rl.novelty import CHANNELS, HIDDEN, OUTPUTS, CSDNovelty, RNDNovelty, Scale, Settling
+from onefold.rl.observations import Entry, Form, Observations, form_of
+from onefold.rl.views import UNIFORMS
+
+KIND = "exploration bonus"
+
+
+@runtime_checkable
+class Curious(Protocol):
+    """What wrappers and buffers need of a bonus; one of your own will do."""
+
+    def __call__(self, observations: Observations) -> Float[Tensor, " n"]: ...
+
+    def update(self, observations: Observations) -> float: ...
+
+
+class Bonus(abc.ABC):
+    """How new observations are, and learning what has been seen. The first batch tells what observations look like.
+
+    A value is divided by the running standard deviation of values, so that one weight suits every environment;
+    `normalise=False` leaves it as it is. `update` goes `passes` times through what it is given, in minibatches of at
+    most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts.
+    """
+
+    def __init__(
+        self,
+        *,
+        normalise: bool = True,
+        keys: Sequence[str] | None = None,
+        batch: int = 256,
+        passes: int = 1,
+        settle: int = 10_000,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        if min(batch, passes, settle) < 1:
+            raise InputError(f"batch, passes and settle are at least 1, not {batch}, {passes} and {settle}")
+        self.normalise, self.keys = bool(normalise), None if keys is None else tuple(keys)
+        self.batch, self.passes, self.settle, self.seed = batch, passes, settle, check_seed(seed)
+        self.device = pick_device(device)
+        weights, chance = generators(seed, 2)
+        self._weights: Generator | None = weights
+        self._chance = chance
+        self._form: Form | None = None
+
+    @final
+    def __call__(self, observations: Observations) -> Float[Tensor, " n"]:
+        """How new each observation is: bigger is newer."""
+        x = self._read(observations)
+        with torch.no_grad():
+            values = torch.cat([self._value(part) for part in x.split(1024)]).float()
+        return values / self.scale.std() if self.normalise and not self.scale.empty else values
+
+    @final
+    def update(self, observations: Observations) -> float:
+        """Learn that these have been seen; the mean loss, which for LastLayerGP is the mean variance."""
+        x = self._read(observations)
+        self.first.take(x)
+        losses = []
+        for _ in range(self.passes):
+            order = torch.randperm(len(x), generator=self._chance).to(self.device)
+            for part in order.split(self.batch):
+                value, loss = self._learn(x[part])
+                self.scale.update(value.float())
+                losses.append(loss)
+        mean = float(torch.stack(losses).mean())
+        if mean != mean:
+            raise TrainingError("the bonus's loss is no number any more; use a smaller learning rate")
+        return mean
+
+    def save(self, path: str | Path) -> None:
+        """One file, safetensors and JSON: networks, optimiser, statistics and random numbers."""
+        if self._form is None:
+            raise InputError("a bonus that has seen nothing cannot be saved")
+        entries = [[entry.name, list(entry.shape)] for entry in self._form.entries]
+        header = {"bonus": type(self).__name__, "settings": self._settings(), "entries": entries}
+        tensors = {f"module.{name}": tensor for name, tensor in self._module.state_dict().items()}
+        tensors |= {f"learned.{name}": tensor for name, tensor in self._learned().items()}
+        store.save(Path(path), KIND, {**tensors, "chance": self._chance.get_state()}, header)
+
+    @final
+    def _read(self, observations: Observations) -> Tensor:
+        if self._form is None:
+            self._made(form_of(observations, self.keys))
+        assert self._form is not None
+        return self._form.tensor(observations, self.device)
+
+    @final
+    def _made(self, form: Form) -> None:
+        with torch.device("cpu" if self._weights is not None else "meta"):
+            self.first, self.scale = Settling(form.shape, self.settle), Scale()
+        self._module = nn.ModuleDict({"first": self.first, "scale": self.scale})
+        self._module["novelty"] = self._network(form.shape, self._weights)
+        self._form = form
+        if self._weights is not None:
+            self._module.to(self.device)
+            self._ready()
+
+    @final
+    def _restored(self, form: Form, tensors: dict[str, Tensor]) -> None:
+        self._weights = None  # empty networks, to be filled
+        self._made(form)
+        own = {name.removeprefix("module."): t for name, t in tensors.items() if name.startswith("module.")}
+        self._module.load_state_dict(own, assign=True)
+        self._module.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self._ready()
+        self._relearned({n.removeprefix("learned."): t for n, t in tensors.items() if n.startswith("learned.")})
+        self._chance.set_state(tensors["chance"])
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("normalise", "keys", "batch", "passes", "settle", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    @abc.abstractmethod
+    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        """What it judges by; empty without a generator."""
+
+    @abc.abstractmethod
+    def _ready(self) -> None:
+        """The network is on its device: whatever learning needs is made of it."""
+
+    @abc.abstractmethod
+    def _value(self, x: Tensor) -> Float[Tensor, " n"]: ...
+
+    @abc.abstractmethod
+    def _learn(self, x: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        """How new these were, and the loss; they are less new afterwards."""
+
+    @abc.abstractmethod
+    def _learned(self) -> dict[str, Tensor]:
+        """What learning goes on from, besides the network."""
+
+    @abc.abstractmethod
+    def _relearned(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+class _Distilled(Bonus, abc.ABC):
+    """A bonus whose networks learn by Adam."""
+
+    def __init__(
+        self,
+        *,
+        lr: float = 1e-3,
+        channels: Sequence[int] = CHANNELS,
+        hidden: Sequence[int] = HIDDEN,
+        outputs: int = OUTPUTS,
+        **how: Any,
+    ) -> None:
+        super().__init__(**how)
+        if not 0 < lr < float("inf"):
+            raise InputError(f"the learning rate must be positive, not {lr}")
+        self.lr, self.channels, self.hidden, self.outputs = lr, tuple(channels), tuple(hidden), outputs
+
+    def _settings(self) -> dict[str, Any]:
+        own = {"lr": self.lr, "channels": self.channels, "hidden": self.hidden, "outputs": self.outputs}
+        return {**super()._settings(), **own}
+
+    def _sizes(self) -> dict[str, Any]:
+        return {"channels": self.channels, "hidden": self.hidden, "outputs": self.outputs, "first": self.first}
+
+    def _ready(self) -> None:
+        self._novelty: Any = self._module["novelty"]
+        self._own = [p for p in self._novelty.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.Adam(self._own, lr=self.lr)
+
+    def _value(self, x: Tensor) -> Tensor:
+        return self._novelty.value(x)
+
+    def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x if len(x) > 1 else x.repeat_interleave(2, 0)  # CSD's loss is over pairs
+        uniforms = torch.rand(len(x), UNIFORMS, generator=self._chance).to(self.device)
+        self._optimiser.zero_grad()
+        value, loss = self._novelty.seen(x, uniforms)
+        loss.backward()
+        self._optimiser.step()
+        return value, loss.detach()
+
+    def _learned(self) -> dict[str, Tensor]:
+        return {f"{i}.{key}": t for i, p in enumerate(self._own) for key, t in self._optimiser.state[p].items()}
+
+    def _relearned(self, tensors: dict[str, Tensor]) -> None:
+        for i, parameter in enumerate(self._own):
+            own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{i}.")}
+            moments = ("exp_avg", "exp_avg_sq")
+            if own and (set(own) != {"step", *moments} or any(own[m].shape != parameter.shape for m in moments)):
+                raise FileError("what Adam had learned is not that of these networks")
+            if own:
+                self._optimiser.state[parameter] = {n: t.to(self.device) if n in moments else t for n, t in own.items()}
+
+
+@final
+class CSDBonus(_Distilled):
+    """The standard deviation of an infinite ensemble of networks trained on what was seen (Eq. 12), by CSD.
+
+    Contexts are other views of images (perspective, flips, crops), and the observations themselves for vectors.
+    """
+
+    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        return CSDNovelty(shape, generator, **self._sizes())
+
+
+@final
+class RNDBonus(_Distilled):
+    """How badly a network predicts a random one (Burda et al., 2018)."""
+
+    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        return RNDNovelty(shape, generator, **self._sizes())
+
+
+@final
+class LastLayerGPBonus(Bonus):
+    """√(λ φᵀ(ΦᵀΦ + λI)⁻¹φ) with unit vectors φ of a random network: the closed form, and nothing to be trained.
+
+    Every direction of the `features` dimensions is new until it was seen about λ times; so a bonus fades as 1/√count.
+    """
+
+    def __init__(
+        self, *, ridge: float = 1.0, features: int = 256, channels: Sequence[int] = CHANNELS, **how: Any
+    ) -> None:
+        super().__init__(**how)
+        if not 0 < ridge < float("inf") or features < 1:
+            raise InputError(f"the ridge must be positive and features at least 1, not {ridge} and {features}")
+        self.ridge, self.features, self.channels = ridge, features, tuple(channels)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "ridge": self.ridge, "features": self.features, "channels": self.channels}
+
+    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        net = random_network(shape, generator, channels=self.channels, hidden=(self.features,))
+        return Prior(self.first, net)
+
+    def _ready(self) -> None:
+        self._gram = torch.zeros(self.features, self.features, dtype=torch.float64, device=self.device)
+        self._factored()
+
+    def _factored(self) -> None:
+        eye = torch.eye(self.features, dtype=torch.float64, device=self.device)
+        self._factor = torch.linalg.cholesky(self._gram + self.ridge * eye)
+
+    def _phi(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(self._module["novelty"](x).double(), dim=1)
+
+    def _value(self, x: Tensor) -> Tensor:
+        solved = torch.linalg.solve_triangular(self._factor, self._phi(x).T, upper=False)
+        return (self.ridge * solved.square().sum(0)).sqrt()
+
+    def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        value, phi = self._value(x), self._phi(x)
+        self._gram += phi.T @ phi
+        self._factored()
+        return value, value.square().mean()
+
+    def _learned(self) -> dict[str, Tensor]:
+        return {"gram": self._gram}
+
+    def _relearned(self, tensors: dict[str, Tensor]) -> None:
+        self._gram.copy_(tensors["gram"])
+        self._factored()
+
+
+def load(path: str | Path, *, device: str = "auto") -> Bonus:
+    """The bonus that `save` wrote; it goes on learning from there. A damaged file is refused by name."""
+    path = Path(path)
+    tensors, header = store.load(path, KIND)
+    kinds = {kind.__name__: kind for kind in (CSDBonus, RNDBonus, LastLayerGPBonus)}
+    try:
+        bonus = kinds[header["bonus"]](**header["settings"], device=device)
+        entries = [Entry(str(name), tuple(int(size) for size in shape)) for name, shape in header["entries"]]
+        bonus._restored(Form(tuple(entries)), tensors)
+    except Exception as error:  # whatever is wrong with it, it is refused by name
+        raise FileError(f"{path}: damaged, or made by another version ({type(error).__name__})") from None
+    return bonus

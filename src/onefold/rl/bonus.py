@@ -22,7 +22,6 @@ from onefold.inputs import check_seed, pick_device
 from onefold.methods.prior import Prior, generators, random_network
 from onefold.rl.novelty import CHANNELS, HIDDEN, OUTPUTS, CSDNovelty, RNDNovelty, Scale, Settling
 from onefold.rl.observations import Entry, Form, Observations, form_of
-from onefold.rl.views import UNIFORMS
 
 KIND = "exploration bonus"
 
@@ -162,7 +161,7 @@ class _Distilled(Bonus, abc.ABC):
     def __init__(
         self,
         *,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
@@ -190,7 +189,7 @@ class _Distilled(Bonus, abc.ABC):
 
     def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x if len(x) > 1 else x.repeat_interleave(2, 0)  # CSD's loss is over pairs
-        uniforms = torch.rand(len(x), UNIFORMS, generator=self._chance).to(self.device)
+        uniforms = torch.rand(len(x), self._novelty.uniforms, generator=self._chance).to(self.device)
         self._optimiser.zero_grad()
         value, loss = self._novelty.seen(x, uniforms)
         loss.backward()
@@ -214,7 +213,7 @@ class _Distilled(Bonus, abc.ABC):
 class CSDBonus(_Distilled):
     """The standard deviation of an infinite ensemble of networks trained on what was seen (Eq. 12), by CSD.
 
-    Contexts are other views of images (perspective, flips, crops), and the observations themselves for vectors.
+    Contexts are other views of images (perspective, flips, crops), and vectors with noise.
     """
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:

@@ -17,7 +17,6 @@ from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.vector import Steps
-from onefold.rl.views import UNIFORMS
 from onefold.streams import replayed, side_by_side
 
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -71,7 +70,9 @@ class Learner:
         self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
-        self._uniforms = torch.zeros(learning.batch, 1 + UNIFORMS, device=device)
+        self._uniforms = torch.zeros(
+            learning.batch, 1 + (0 if self.bonus is None else self.bonus.uniforms), device=device
+        )
         self._luck = torch.zeros(environments, 3, device=device)
         self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
         self._act = replayed(self._observed, device) if on_gpu and captured else self._observed

@@ -17,15 +17,18 @@ from onefold.distil.model import apart, inner_products
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
 from onefold.nets import Standardise, backbone
-from onefold.rl.views import Views, viewed
+from onefold.rl.views import UNIFORMS, Views, viewed
 from onefold.streams import side_by_side
 
 CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsettingsvizdoom"
+NOISE = 4.0
 
 
 @runtime_checkable
 class Novelty(Protocol):
-    """What an agent's bonus comes from."""
+    """What an agent's bonus comes from; `uniforms` is how many random numbers an observation takes."""
+
+    uniforms: int
 
     def value(self, x: Tensor) -> Float[Tensor, " n"]: ...
 
@@ -37,7 +40,8 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The standard deviation of an infinite ensemble, √(‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x))) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    Contexts are other views of the observations for images, the observations themselves for vectors.
+    Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
+    with noise of `NOISE` standard deviations.
     """
 
     def __init__(
@@ -52,36 +56,42 @@ class CSDNovelty(nn.Module):
         first: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.first = first or Standardise(torch.zeros(()), torch.ones(()))
+        self.first: Any = first or Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
-        self.views = (views or Views()) if len(shape) == 3 else None
+        self.views = views or Views()
+        self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
         return _deviation(self.prior(x).float(), self.model.gap(x))
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        views, model, no_grad = self.views, self.model, torch.no_grad()
-        contexts = x if views is None else viewed(x, uniforms, views)
+        model, no_grad = self.model, torch.no_grad()
+        contexts = viewed(x, uniforms, self.views) if x.ndim == 4 else self._shaken(x, uniforms)
         functions: list[Callable[[], Any]] = [
             lambda: model.left(x),
             lambda: model.right(contexts),
+            lambda: no_grad(model.right)(x),
             lambda: self.prior(x),
+            lambda: self.prior(contexts),
         ]
-        if views is not None:
-            functions += [lambda: no_grad(model.right)(x), lambda: self.prior(contexts)]
-        left, right, own, *others = side_by_side(functions, x.device)
-        here, other = others if others else (right, own)
+        left, right, here, own, other = side_by_side(functions, x.device)
         labels = inner_products(*(nn.functional.normalize(z.float(), dim=1) for z in (own, other)))
         value = _deviation(own.float(), apart(left[0], here[0])).detach()
         return value, similarity_loss(model.matched(left, right), labels)
 
+    def _shaken(self, x: Float[Tensor, "n d"], uniforms: Float[Tensor, "n d_1"]) -> Float[Tensor, "n d"]:
+        noise = torch.erfinv(uniforms[:, 1:].clamp(1e-6, 1 - 1e-6) * 2 - 1) * (2**0.5 * NOISE)
+        return torch.where(uniforms[:, :1] < 0.5, x + noise * self.first.std, x)
+
 
 class RNDNovelty(nn.Module):
     """How badly a network predicts a random one (Burda et al., 2018)."""
+
+    uniforms = 1
 
     def __init__(
         self,

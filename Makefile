@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full check format clean help
+.PHONY: demo test test-full check format docs build matrix clean help
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -26,6 +26,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.core
 	$(PIP) --no-deps laplace-torch backpack-for-pytorch curvlinops-for-pytorch
 	@touch $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.core
+	$(PIP) -e ".[docs]"
+	@touch $@
+
 demo: $(VENV)/.core  ## fit on embedded data, print a table, write out/demo/index.html
 	$(BIN)/onefold demo --out out/demo
 
@@ -44,6 +48,16 @@ check: $(VENV)/.dev  ## format, lint, types, tests
 format: $(VENV)/.dev  ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.docs  ## the site, in out/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --site-dir out/site
+
+build: $(VENV)/.dev  ## a wheel and an sdist, in dist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+matrix: $(BIN)/python  ## Python 3.11 and 3.12, lowest and newest dependencies: what runs here; gigabytes, an hour or more
+	$(BIN)/python tools/matrix.py $(MATRIX)
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis

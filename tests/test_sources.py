@@ -797,7 +797,7 @@ def test_parquet_files(tmp_path: Path) -> None:
     table = pa.table(
         {
             "n": pa.array([1, None, 3], pa.int32()),
-            "f": pa.array([0.5, 1, 2], pa.float16()),
+            "f": pa.array(np.array([0.5, 1, 2], np.float16)),
             "yes": pa.array([True, None, False]),
             "cost": pa.array([Decimal("1.25"), None, Decimal("2.50")]),
             "day": pa.array([day, None, day]),

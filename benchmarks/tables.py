@@ -1,19 +1,44 @@
-"""Write the README's tables anew from the committed result files.
+"""Write the tables of the README and of the site's pages anew from the committed result files.
 
 python benchmarks/tables.py
 """
 
 import json
 import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onefold.bench.units import METHODS, TABLE
+from onefold.report.shift import TARGET_DATA, Row, Section, Table, build
+from onefold.report.shift_files import md
+from onefold.report.shift_text import Cell, Column, difference_text, grids, lines, remarks, title_of
+from onefold.report.shift_units import Collected, collect
+
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
 SETS = ("fashion_mnist", "mnist", "kmnist_10k", "notmnist_22k")
+FIXED = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"  # a figure and its spread stay on one line
 
 
+@cache
 def result(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+@cache
+def shift() -> tuple[Collected, Table]:
+    """The distribution-shift benchmark as far as it has been run."""
+    collected = collect(RESULTS / "shift")
+    assert not collected.skipped, f"damaged results: {collected.skipped}"
+    return collected, build(collected.units)
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """A Markdown table; the columns after the first `words` hold numbers."""
+    found = [heads, ["---"] * words + ["---:"] * (len(heads) - words), *rows]
+    return [f"| {' | '.join(row)} |" for row in found]
 
 
 def detectors() -> list[str]:
@@ -23,10 +48,32 @@ def detectors() -> list[str]:
         for kind in cells[f"{method}/mnist/seed0"]:
             if kind == "accuracy" or (kind != "score" and not method.startswith("CSD")):
                 continue
-            means = [sum(cells[f"{method}/{name}/seed{seed}"][kind]["mean"] for seed in (0, 1)) / 2 for name in SETS]
             label = method if kind == "score" else f"{method}, by {kind}"
-            rows.append(f"| {label} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
+            rows.append(f"| {label} | {' | '.join(_auroc(method, name, kind) for name in SETS)} |")
     return rows
+
+
+def _auroc(method: str, name: str, kind: str = "score") -> str:
+    """The mean of two seeds."""
+    cells = result("detectors")["cells"]
+    return f"{sum(cells[f'{method}/{name}/seed{seed}'][kind]['mean'] for seed in (0, 1)) / 2:.1f}"
+
+
+def small() -> list[str]:
+    """The two sets of few images, from the same file."""
+    rows = [[method, *(_auroc(method, name) for name in SETS[2:])] for method in SMALL]
+    return grid(["method", *map(md, SETS[2:])], rows)
+
+
+SMALL = (
+    "CSD, no augmentation",
+    "CSD",
+    "LastLayerGP",
+    "ENS(5)",
+    "KNN on a trained model",
+    "LastLayerGP on a trained model",
+    "CSD on a trained model",
+)
 
 
 def scoring() -> list[str]:
@@ -48,15 +95,179 @@ def demo() -> list[str]:
     return rows
 
 
-def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text("utf-8")
-    for table in (detectors, scoring, demo):
+def provenance() -> list[str]:
+    """Every result file, or folder of them, and what it says about its making."""
+    rows, notes = [], []
+    for path in sorted(RESULTS.iterdir(), key=lambda path: (path.is_dir(), path.name)):
+        files = [path] if path.is_file() else sorted(path.rglob("*.json"))
+        made = [found for file in files if "commit" in (found := json.loads(file.read_text("utf-8")))]
+        name = f"`{path.name}`" if path.is_file() else f"`{path.name}/`, {len(made)} files"
+        days, machines, torches = (_all_of(made, part) for part in ("date", "device", "torch"))
+        rows.append([name, days, _all_of(made, "commit"), f"{machines}, {_all_of(made, 'cores')} cores", torches])
+        notes += [
+            f"{name}: {note}." for note in sorted({found["commit_note"] for found in made if "commit_note" in found})
+        ]
+    listed = ["", "What files say about their commit:", "", *(f"- {note}" for note in notes)] if notes else []
+    return [*grid(["in `results/`", "date", "commit", "machine", "torch"], rows, words=5), *listed]
+
+
+def _all_of(made: Sequence[dict[str, Any]], part: str) -> str:
+    found = sorted({str(result[part])[: 10 if part == "date" else None] for result in made})
+    return ", ".join(f"`{name}`" if part == "commit" else name for name in found)
+
+
+def toy() -> list[str]:
+    found = result("toy")
+    rows = [[pair, f"{value:.3f}"] for pair, value in found["plane"]["rank_correlation"].items()]
+    error = found["line"]["mean_relative_error"]
+    queries = len(found["line"]["queries"])
+    note = (
+        f"On the line, for {queries} queries known beforehand, the variance is off by {100 * error:.1f} % on average."
+    )
+    return [*grid(["compared on the plane", "rank correlation"], rows), "", note]
+
+
+def growth() -> list[str]:
+    found = result("growth")
+    heads = ["seconds", *(f"{rows:,} rows" for rows in found["rows"])]
+    rows = [
+        [f"{method}, {part}", *(f"{seconds:.2f}" if seconds < 10 else f"{seconds:.1f}" for seconds in times)]
+        for method, parts in found["seconds"].items()
+        for part, times in parts.items()
+    ]
+    return grid(heads, rows)
+
+
+def fit() -> list[str]:
+    rows = [
+        [f"{contexts}, {way}", *(f"{times[part]:.{n}f}" for part, n in FIT), f"{times['speed_up']:.1f} ×"]
+        for contexts, ways in result("fit")["times"].items()
+        for way, times in ways.items()
+    ]
+    return grid(["contexts and loop", "step, ms", "set-up, s", "memory beyond the data, MiB", "against plain"], rows)
+
+
+FIT = (("step_ms", 2), ("set_up_s", 1), ("memory_mib", 0))
+
+
+def data() -> list[str]:
+    """How many images the units of the benchmark were fitted and tested on."""
+    sizes = {unit.id: (f"{unit.train:,}", f"{unit.tested[unit.id]:,}") for unit in shift()[0].units}
+    rows = [[md(section.name), *sizes[section.name]] for section in shift()[1].sections]
+    return grid(["set", "images to learn from", "images to test on"], rows)
+
+
+def shift_units() -> list[str]:
+    """Which methods have been run with which seeds, and which of the paper's and ours have not."""
+    collected, table = shift()
+    names = [section.name for section in table.sections]
+    rows = []
+    for method in dict.fromkeys(name for name in TABLE if any(unit.method == name for unit in collected.units)):
+        seeds = [
+            sorted(unit.seed for unit in collected.units if (unit.method, unit.id) == (method, name)) for name in names
+        ]
+        rows.append([md(METHODS[method].title), *(", ".join(map(str, found)) or "–" for found in seeds)])
+    absent = [METHODS[name].title for name in TABLE if all(unit.method != name for unit in collected.units)]
+    notes = [f"Not run yet: {'; '.join(map(md, absent))}."] if absent else []
+    notes += map(md, remarks(collected))
+    return [*grid(["seeds of", *map(md, names)], rows, 5), *(f"\n{note}" for note in notes)]
+
+
+def shift_auroc() -> list[str]:
+    return _by_set(Column("auroc", "AUROC", digits=1))
+
+
+def shift_foreign() -> list[str]:
+    return _by_set(Column("auroc_foreign", "AUROC, foreign", digits=1))
+
+
+def _by_set(column: Column) -> list[str]:
+    """One figure of every method on every set, and its average over the seeds that were run on all."""
+    sections = [*shift()[1].sections, shift()[1].average]
+    found: dict[tuple[str, bool], dict[str, Cell]] = {}
+    titles: dict[tuple[str, bool], str] = {}
+    for section in sections:
+        for row, line in zip(section.rows, lines(section, [column]), strict=True):
+            found.setdefault(_key(row), {})[section.name] = line.cells[0]
+            titles[_key(row)] = line.title + (", by the paper's score" if row.extra else "")
+    heads = [column.head, *(md(section.name) for section in sections[:-1]), "average"]
+    order = sorted(titles, key=lambda key: (not _ours(key[0]) or key[1], key[1], list(METHODS).index(key[0])))
+    rows = [
+        [titles[key], *(_short(found[key][s.name]) if s.name in found[key] else "–" for s in sections)] for key in order
+    ]
+    return grid(heads, rows)
+
+
+def _short(cell: Cell) -> str:
+    """With one decimal for the gap, too, and broken before it if at all."""
+    gap = f"{float(cell.gap.replace('−', '-')):+.1f}".replace("-", "−") if cell.gap else ""
+    return md(cell._replace(gap=gap)).replace(" ± ", FIXED)
+
+
+def _key(row: Row) -> tuple[str, bool]:
+    return row.method, row.extra
+
+
+def _ours(method: str) -> bool:
+    return METHODS[method].ours
+
+
+def shift_differences() -> list[str]:
+    """The best of ours that saw nothing like the strange sets, less every rival: all strange sets, foreign ones."""
+    sections = [*shift()[1].sections, shift()[1].average]
+    champions, cells = [], {}
+    for section in sections:
+        duels = [duel for duel in section.duels if duel.ours.method not in TARGET_DATA]
+        champions.append(duels[0].ours.title if duels else "–")
+        for duel in duels:
+            both = f"{difference_text(duel.all)}<br>{difference_text(duel.foreign)}"
+            cells.setdefault(duel.rival.title, {})[section.name] = both.replace(" (no s.e.)", "").replace(" ± ", FIXED)
+    heads = ["", *(md(section.name) for section in sections[:-1]), "average"]
+    rows = [[f"less {rival}", *(by_set.get(s.name, "–") for s in sections)] for rival, by_set in cells.items()]
+    return grid(heads, [["the best of ours", *champions], *rows])
+
+
+def shift_sets() -> list[str]:
+    """All figures, set by set, each in a box that opens."""
+    found: list[str] = []
+    for section in shift()[1].shown:
+        found += [f'??? note "{title_of(section)}"', ""]
+        found += [f"    {line}".rstrip() for line in _section(section)]
+    return found[:-1]
+
+
+def _section(section: Section) -> list[str]:
+    found = [line for note in section.notes for line in (md(note), "")]
+    for part in grids(section)[:2]:
+        heads = [*map(md, part.heads)]
+        rows = [[md(cell).replace(" ± ", FIXED) for cell in cells] for _, cells in part.rows]
+        found += [*grid(heads, rows, part.words), ""]
+    return found
+
+
+Writer = Callable[[], list[str]]
+README: tuple[Writer, ...] = (detectors, scoring, demo)
+PAGE: tuple[Writer, ...] = (
+    provenance, data, toy, demo, detectors, scoring, growth, fit,
+    shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
+)  # fmt: skip
+PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}
+
+
+def filled(text: str, name: str, tables: Iterable[Writer]) -> str:
+    """The text with every table in its place, between two comments."""
+    for table in tables:
         begin, end = f"<!-- {table.__name__} -->\n", f"\n<!-- end of {table.__name__} -->"
         pattern = re.compile(f"({re.escape(begin)}).*?({re.escape(end)})", re.DOTALL)
-        assert pattern.search(text), f"README.md has no place for the table {table.__name__}"
+        assert pattern.search(text), f"{name} has no place for the table {table.__name__}"
         text = pattern.sub(lambda found, table=table: found[1] + "\n".join(table()) + found[2], text)
-    path.write_text(text, "utf-8")
+    return text
+
+
+def main() -> None:
+    for name, tables in PAGES.items():
+        path = ROOT / name
+        path.write_text(filled(path.read_text("utf-8"), name, tables), "utf-8")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def left(folder: Path) -> dict[str, Any]:
 def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     run = run_of(agent, "chain-8", 900, 3)
     until(train(run, tmp_path / "whole", device="cpu", every=200))
-    until(train(run, tmp_path / "parts", device="cpu", every=200), 700)
+    until(train(run, tmp_path / "parts", device="cpu", every=200), 100)  # before the first interval is over
+    until(resume(tmp_path / "parts", device="cpu", every=200), 700)
     until(resume(tmp_path / "parts", device="cpu", every=200), 810)
     until(resume(tmp_path / "parts", device="cpu", every=200))
     whole, parts = left(tmp_path / "whole"), left(tmp_path / "parts")

@@ -70,6 +70,8 @@ class Loop:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from `tensors()`, the learner having been restored: episodes are begun again and played up to here."""
         self.frames = int(tensors["frames"])
+        if self.frames == 0:
+            return  # nothing had begun
         self.done = [part.tolist() for part in tensors["done"].split(tensors["lengths"].tolist())]
         self.rewards, self.reached = tensors["rewards"].numpy().copy(), tensors["reached"].numpy().copy()
         self.environments.restore(tensors["episodes"].numpy(), self.done)

@@ -75,10 +75,9 @@ class CSDNovelty(nn.Module):
             lambda: model.left(x),
             lambda: model.right(contexts),
             lambda: no_grad(model.right)(x),
-            lambda: self.prior(x),
-            lambda: self.prior(contexts),
+            lambda: self.prior(torch.cat((x, contexts))).chunk(2),
         ]
-        left, right, here, own, other = side_by_side(functions, x.device)
+        left, right, here, (own, other) = side_by_side(functions, x.device)
         labels = inner_products(*(nn.functional.normalize(z.float(), dim=1) for z in (own, other)))
         value = _deviation(own.float(), apart(left[0], here[0])).detach()
         return value, similarity_loss(model.matched(left, right), labels)

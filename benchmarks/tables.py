@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from onefold.bench.units import METHODS, TABLE
@@ -148,6 +149,29 @@ def fit() -> list[str]:
 
 
 FIT = (("step_ms", 2), ("set_up_s", 1), ("memory_mib", 0))
+
+
+def bonuses() -> list[str]:
+    """Agents of stable-baselines3 with and without a bonus; tuning runs are left out."""
+    rows = []
+    for task in sorted(path for path in (RESULTS / "bonuses").iterdir() if path.is_dir()):
+        found = [json.loads(path.read_text("utf-8")) for path in sorted(task.glob("*.json"))]
+        for name, label in (("none", "no bonus"), ("rnd", "RND"), ("csd", "CSD")):
+            own = [run for run in found if run["bonus"] == name and run["seed"] != 100]
+            if own:
+                rows.append([task.name, label, str(len(own)), *_bonus_row(own)])
+    return grid(("task", "bonus", "seeds", "β", "rate", "mean return", "last tenth", "time for the bonus"), rows, 2)
+
+
+def _bonus_row(runs: Sequence[dict[str, Any]]) -> list[str]:
+    settings = ["–", "–"] if runs[0]["bonus"] == "none" else [f"{runs[0]['beta']:g}", f"{runs[0]['rate']:g}"]
+    spread = stdev if len(runs) > 1 else lambda _: 0.0
+    figures = [
+        f"{mean(r[part] for r in runs):.2f}{FIXED}{spread([r[part] for r in runs]):.2f}"
+        for part in ("mean_return", "last_tenth")
+    ]
+    share = sum(run["bonus_seconds"] for run in runs) / sum(run["seconds"] for run in runs)
+    return [*settings, *figures, f"{share:.0%}"]
 
 
 def data() -> list[str]:

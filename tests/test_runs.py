@@ -20,13 +20,16 @@ from PIL import Image
 from onefold import store
 from onefold.cli import main
 from onefold.errors import FileError, InputError, TrainingError
+from onefold.methods.prior import generators
 from onefold.rl.agents import Learning
 from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, SETTINGS, Folder
 from onefold.rl.grid import trials
+from onefold.rl.light import packed
 from onefold.rl.play import Player, gif
 from onefold.rl.replay import Memory
 from onefold.rl.runs import Training, resume, train
 from onefold.rl.settings import Run, from_plain, plain, run_of
+from onefold.rl.values import Values
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
 
@@ -119,6 +122,22 @@ def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.Cap
     assert set(found) == {"episodes", "return", "reached", "length"}
     assert main(["rl", "watch", str(tmp_path / "run"), "-o", str(tmp_path / "x.gif")]) == 2
     assert "only worlds that are seen as grey images can be shown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("agent", ["csd", "ids"])
+def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tmp_path: Path) -> None:
+    """All of the paper's sizes: under 16 MB, and the same values but for rounding, priors included."""
+    run = run_of(agent, "my-way-home-sparse", 1000, 0)
+    values = Values(run.agent, run.learning, (6, 42, 42), 3, generators(0, 3)[0])
+    light = packed({f"values.{name}": t for name, t in values.state_dict().items()})
+    store.save(tmp_path / "networks", LIGHT, light, {"run": plain(run), "frames": 0})
+    assert (tmp_path / "networks").stat().st_size < 16e6
+    player = Player(tmp_path / "networks", 0, 0.0)
+    x = torch.rand(4, 6, 42, 42, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        pairs = [(a, b) for a, b in zip(values(x), player.values(x), strict=True) if a is not None]
+    for own, shared in pairs:
+        assert float((own - shared).norm() / own.norm()) < 0.005
 
 
 def test_settings_come_back_from_a_file() -> None:

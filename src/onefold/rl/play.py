@@ -12,6 +12,7 @@ from onefold import store
 from onefold.errors import FileError, InputError
 from onefold.methods.prior import generators
 from onefold.rl.folder import LIGHT, NETWORKS
+from onefold.rl.light import unpacked
 from onefold.rl.loop import GOAL
 from onefold.rl.rows import form
 from onefold.rl.settings import Run, from_plain
@@ -46,8 +47,9 @@ class Player:
             shape = self.run.learning.memory.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
             self.values = Values(self.run.agent, self.run.learning, shape, self.form.actions, weights)
-            own = {name.removeprefix("values."): tensor.float() for name, tensor in tensors.items()}
-            self.values.load_state_dict(own)
+            own = {name.removeprefix("values."): tensor for name, tensor in unpacked(tensors).items()}
+            given = {name: t for name, t in self.values.state_dict().items() if name.startswith("prior.")}
+            self.values.load_state_dict({**given, **own})  # priors come from the seed
         except (KeyError, RuntimeError, TypeError, InputError) as error:
             raise FileError(f"{path}: damaged, or not of an agent ({type(error).__name__})") from None
         self.values.requires_grad_(False)

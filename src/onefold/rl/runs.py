@@ -17,6 +17,7 @@ from onefold.inputs import pick_device
 from onefold.provenance import provenance
 from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
 from onefold.rl.learner import Learner
+from onefold.rl.light import packed
 from onefold.rl.loop import Loop, Moment
 from onefold.rl.settings import Run, plain
 from onefold.rl.vector import Environments, Local, Workers
@@ -77,7 +78,7 @@ class Training:
         parts = {"replay": self.learner.replay.tensors(), "learner": self.learner.tensors(), "run": own}
         parts["loop"] = self.loop.tensors()
         self.folder.keep({f"{key}.{name}": t for key, part in parts.items() for name, t in part.items()}, self.run)
-        light = {name: t.to(torch.float16) for name, t in self.learner.networks().items()}
+        light = packed(self.learner.networks())
         store.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
         self.folder.visited(self.visits)
 

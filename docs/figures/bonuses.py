@@ -1,0 +1,58 @@
+"""Learning curves of stable-baselines3 with no bonus, RND's and CSD's, from results/bonuses.
+
+    python docs/figures/bonuses.py
+
+Lines are means over five seeds, bands 90 % intervals of Student's t.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from style import Look, both, panels
+
+from onefold.report.curve_stats import t_half
+
+RESULTS = Path(__file__).parent.parent.parent / "results" / "bonuses"
+TITLES = {"chain": "DQN on the deceptive chain of 40", "doorkey": "PPO on MiniGrid DoorKey-8x8"}
+TUNING_SEED = 100
+
+
+def runs(task: str, bonus: str) -> list[dict[str, Any]]:
+    """The runs that count: with the settings that were chosen, not those that chose them."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / task).glob(f"{bonus}-*.json"))]
+    return [run for run in found if run["seed"] != TUNING_SEED]
+
+
+def filled(curve: list[float | None]) -> list[float]:
+    """A bin in which no episode ended repeats the one before."""
+    last, found = 0.0, []
+    for value in curve:
+        last = last if value is None else value
+        found.append(last)
+    return found
+
+
+def curves(look: Look) -> Figure:
+    tasks = [task for task in TITLES if (RESULTS / task).is_dir() and runs(task, "none")]
+    figure, axes = panels(len(tasks), 6.5 * len(tasks), 4.2)
+    colours = {"none": ("no bonus", look.muted), "rnd": ("RND", look.gold), "csd": ("CSD", look.blue)}
+    for ax, task in zip(axes, tasks, strict=True):
+        for bonus, (label, colour) in colours.items():
+            own = runs(task, bonus)
+            if len(own) < 2:
+                continue
+            values = np.array([filled(run["curve"]) for run in own])
+            steps = (np.arange(values.shape[1]) + 0.5) / values.shape[1] * own[0]["steps"] / 1000
+            mean, half = values.mean(0), t_half(values)
+            ax.plot(steps, mean, color=colour, linewidth=2.5, label=f"{label}, {len(own)} seeds")
+            ax.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
+        ax.set(title=TITLES[task], xlabel="steps, thousands", ylabel="return of an episode")
+        ax.legend(loc="best")
+    return figure
+
+
+if __name__ == "__main__":
+    both("bonuses", curves)

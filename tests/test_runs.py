@@ -32,6 +32,7 @@ from onefold.rl.settings import Run, from_plain, plain, run_of
 from onefold.rl.values import Values
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
+QUICK = ("ids", "csd")  # they have all the parts between them
 
 
 def until(rows: Iterator[dict[str, Any]], frames: int = 10**9) -> None:
@@ -52,7 +53,7 @@ def left(folder: Path) -> dict[str, Any]:
     return {"progress": progress, "networks": networks, **texts}
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", [pytest.param(a, marks=() if a in QUICK else pytest.mark.slow) for a in AGENTS])
 def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     run = run_of(agent, "chain-8", 900, 3)
     until(train(run, tmp_path / "whole", device="cpu", every=200))

@@ -272,7 +272,7 @@ def _section(section: Section) -> list[str]:
 Writer = Callable[[], list[str]]
 README: tuple[Writer, ...] = (detectors, scoring, demo)
 PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit,
+    provenance, data, toy, demo, detectors, scoring, growth, fit, bonuses,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
 )  # fmt: skip
 PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}

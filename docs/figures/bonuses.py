@@ -38,7 +38,7 @@ def filled(curve: list[float | None]) -> list[float]:
 def curves(look: Look) -> Figure:
     tasks = [task for task in TITLES if (RESULTS / task).is_dir() and runs(task, "none")]
     figure, axes = panels(len(tasks), 6.5 * len(tasks), 4.2)
-    colours = {"none": ("no bonus", look.muted), "rnd": ("RND", look.gold), "csd": ("CSD", look.blue)}
+    colours = {"none": ("no bonus", look.muted), "csd": ("CSD", look.blue), "rnd": ("RND", look.gold)}
     for ax, task in zip(axes, tasks, strict=True):
         for bonus, (label, colour) in colours.items():
             own = runs(task, bonus)
@@ -47,10 +47,11 @@ def curves(look: Look) -> Figure:
             values = np.array([filled(run["curve"]) for run in own])
             steps = (np.arange(values.shape[1]) + 0.5) / values.shape[1] * own[0]["steps"] / 1000
             mean, half = values.mean(0), t_half(values)
-            ax.plot(steps, mean, color=colour, linewidth=2.5, label=f"{label}, {len(own)} seeds")
+            dashes = (0, (4, 3)) if bonus == "rnd" else "-"  # it may lie on CSD's
+            ax.plot(steps, mean, color=colour, linewidth=2.5, linestyle=dashes, label=f"{label}, {len(own)} seeds")
             ax.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
         ax.set(title=TITLES[task], xlabel="steps, thousands", ylabel="return of an episode")
-        ax.legend(loc="best")
+        ax.legend(loc="upper left")
     return figure
 
 

@@ -24,6 +24,7 @@ from onefold.rl.novelty import CHANNELS, HIDDEN, OUTPUTS, CSDNovelty, RNDNovelty
 from onefold.rl.observations import Entry, Form, Observations, form_of
 
 KIND = "exploration bonus"
+NOISE = 4.0  # standard deviations, of contexts that are vectors
 
 
 @runtime_checkable
@@ -217,7 +218,7 @@ class CSDBonus(_Distilled):
     """
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return CSDNovelty(shape, generator, **self._sizes())
+        return CSDNovelty(shape, generator, noise=NOISE, **self._sizes())
 
 
 @final

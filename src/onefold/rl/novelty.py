@@ -21,7 +21,6 @@ from onefold.rl.views import UNIFORMS, Views, viewed
 from onefold.streams import side_by_side
 
 CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsettingsvizdoom"
-NOISE = 4.0
 
 
 @runtime_checkable
@@ -41,7 +40,7 @@ class CSDNovelty(nn.Module):
     """The standard deviation of an infinite ensemble, √(‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x))) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
-    with noise of `NOISE` standard deviations.
+    with noise of so many standard deviations.
     """
 
     def __init__(
@@ -53,9 +52,11 @@ class CSDNovelty(nn.Module):
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
         views: Views | None = None,
+        noise: float = 0.0,
         first: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.noise = noise
         self.first: Any = first or Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
@@ -83,7 +84,7 @@ class CSDNovelty(nn.Module):
         return value, similarity_loss(model.matched(left, right), labels)
 
     def _shaken(self, x: Float[Tensor, "n d"], uniforms: Float[Tensor, "n d_1"]) -> Float[Tensor, "n d"]:
-        noise = torch.erfinv(uniforms[:, 1:].clamp(1e-6, 1 - 1e-6) * 2 - 1) * (2**0.5 * NOISE)
+        noise = torch.erfinv(uniforms[:, 1:].clamp(1e-6, 1 - 1e-6) * 2 - 1) * (2**0.5 * self.noise)
         return torch.where(uniforms[:, :1] < 0.5, x + noise * self.first.std, x)
 
 

@@ -71,19 +71,23 @@ class CSDNovelty(nn.Module):
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         model, no_grad = self.model, torch.no_grad()
-        contexts = viewed(x, uniforms, self.views) if x.ndim == 4 else self._shaken(x, uniforms)
-        functions: list[Callable[[], Any]] = [
-            lambda: model.left(x),
-            lambda: model.right(contexts),
-            lambda: no_grad(model.right)(x),
-            lambda: self.prior(torch.cat((x, contexts))).chunk(2),
-        ]
-        left, right, here, (own, other) = side_by_side(functions, x.device)
+        contexts = self._contexts(x, uniforms)
+        functions: list[Callable[[], Any]] = [lambda: model.left(x), lambda: model.right(contexts)]
+        if contexts is x:
+            left, right, own = side_by_side([*functions, lambda: self.prior(x)], x.device)
+            here, other = right, own
+        else:
+            functions += [lambda: no_grad(model.right)(x), lambda: self.prior(torch.cat((x, contexts))).chunk(2)]
+            left, right, here, (own, other) = side_by_side(functions, x.device)
         labels = inner_products(*(nn.functional.normalize(z.float(), dim=1) for z in (own, other)))
         value = _deviation(own.float(), apart(left[0], here[0])).detach()
         return value, similarity_loss(model.matched(left, right), labels)
 
-    def _shaken(self, x: Float[Tensor, "n d"], uniforms: Float[Tensor, "n d_1"]) -> Float[Tensor, "n d"]:
+    def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
+        if x.ndim == 4:
+            return viewed(x, uniforms, self.views)
+        if self.noise == 0:
+            return x
         noise = torch.erfinv(uniforms[:, 1:].clamp(1e-6, 1 - 1e-6) * 2 - 1) * (2**0.5 * self.noise)
         return torch.where(uniforms[:, :1] < 0.5, x + noise * self.first.std, x)
 

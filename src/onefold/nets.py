@@ -73,6 +73,24 @@ class Residual(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
+class Entry(nn.Conv2d):
+    """The 3 × 3 convolution that pictures enter by.
+
+    On a GPU five channels and more are filled up with zeros to a multiple of eight: without that, tensor cores take up
+    to twice as long. The result is the same.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k h w"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        missing = -self.in_channels % 8 if x.is_cuda and self.in_channels > 4 else 0
+        if missing == 0:
+            return super().forward(x)
+        x, weight = (F.pad(part, (0, 0, 0, 0, 0, missing)) for part in (x, self.weight))
+        return F.conv2d(x, weight, self.bias, padding=1)
+
+
 class Impala(nn.Module):
     """IMPALA's network (Espeholt et al., 2018): stages of conv, max-pool 3/2 and two residual units, then an MLP."""
 
@@ -84,7 +102,7 @@ class Impala(nn.Module):
         stages: list[nn.Module] = []
         for count in channels:
             stages += [
-                nn.Conv2d(inputs, count, 3, padding=1),
+                Entry(inputs, count),
                 nn.MaxPool2d(3, stride=2, padding=1),
                 Residual(count),
                 Residual(count),

@@ -59,12 +59,12 @@ class Learner:
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
         self.updates = 0
         self._own = [p for p in self.values.parameters() if p.requires_grad]
-        groups = [{"params": self._own, "lr": agent.lr}]
+        on_gpu = device.type == "cuda"
+        adam = functools.partial(torch.optim.Adam, eps=learning.adam_eps, fused=True, capturable=on_gpu)
+        self.optimisers = [adam(self._own, lr=agent.lr)]
         if self.bonus is not None:
             curious_own = [p for p in self.bonus.parameters() if p.requires_grad]
-            groups.append({"params": curious_own, "lr": agent.bonus_lr})
-        on_gpu = device.type == "cuda"
-        self.optimiser = torch.optim.Adam(groups, eps=learning.adam_eps, fused=True, capturable=on_gpu)
+            self.optimisers.append(adam(curious_own, lr=agent.bonus_lr))
         self.copy_target()
         quick = functools.partial(torch.compile, dynamic=False) if compiled else _as_it_is
         self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
@@ -97,7 +97,7 @@ class Learner:
     def learn(self) -> None:
         """One update of everything from one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            _standardise(self.bonus.first, self._prepared(self.replay.frames[: int(self.replay.head) + 1]))
+            _standardise(self.bonus.first, _prepared(self.replay.frames[: int(self.replay.head) + 1]))
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
         self.updates += 1
@@ -133,8 +133,8 @@ class Learner:
         found["statistics"] = self.statistics
         if self.bonus is not None:
             found |= {f"bonus.{name}": t for name, t in self.bonus.state_dict().items()}
-        for i, parameter in enumerate(self._parameters()):
-            found |= {f"adam.{i}.{key}": value for key, value in self.optimiser.state[parameter].items()}
+        for i, (optimiser, parameter) in enumerate(self._moved()):
+            found |= {f"adam.{i}.{key}": value for key, value in optimiser.state[parameter].items()}
         return found
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -148,12 +148,13 @@ class Learner:
         self.statistics.copy_(tensors["statistics"])
         self.chance.set_state(tensors["chance"].cpu())
         self.updates = int(tensors["updates"])
-        for i, parameter in enumerate(self._parameters()):
+        for i, (optimiser, parameter) in enumerate(self._moved()):
             own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"adam.{i}.")}
-            self.optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
+            optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
 
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimiser.param_groups for p in group["params"]]
+    def _moved(self) -> list[tuple[torch.optim.Adam, Tensor]]:
+        """Every parameter that learns, with its optimiser."""
+        return [(optimiser, p) for optimiser in self.optimisers for p in optimiser.param_groups[0]["params"]]
 
     @torch.no_grad()
     def _observed(self) -> None:
@@ -163,16 +164,17 @@ class Learner:
         self.member.copy_(torch.where(began, (self._luck[:, 0] * members).long(), self.member))
         weight = self.agent.weight.at(self.frames)
         with self._autocast():
-            said = self._say(self.values, self._prepared(self.replay.newest()))
+            said = self._say(self.values, self.replay.newest())
         best = preferences(self.agent, said, self.member, weight).argmax(1)
         at_random = (self._luck[:, 1] * self.actions).long()
         self._chosen.copy_(torch.where(self._luck[:, 2] < self.learning.epsilon.at(self.frames), at_random, best))
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        drawn = self.replay.draw(self._uniforms[:, 0], self.learning.importance.at(self.frames))
-        self._sharpen()
-        self.optimiser.zero_grad(set_to_none=True)
+        draw, importance = self.replay.draw, self.learning.importance.at(self.frames)
+        drawn, _ = side_by_side([lambda: draw(self._uniforms[:, 0], importance), self._sharpen], self.device)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
             said, after, target, news, curious = self._passes(drawn)
             rewards = drawn.rewards
@@ -182,8 +184,7 @@ class Learner:
             found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._own, self.learning.clip, foreach=True)
-        self.optimiser.step()
+        norm, *_ = side_by_side([self._step, *(optimiser.step for optimiser in self.optimisers[1:])], self.device)
         self.replay.reprioritise(drawn.slots, found.error)
         value = preferences(self.agent, said, torch.zeros_like(drawn.slots), 0.0).amax(1)
         now = (loss, curious, news.mean(), value.mean(), found.outside, found.error.mean(), norm, torch.ones_like(norm))
@@ -191,7 +192,7 @@ class Learner:
 
     def _passes(self, drawn: Drawn) -> tuple[Said, Said, Said, Tensor, Tensor]:
         """What the networks say of both sides of the transitions, how new the next states are, and the bonus's loss."""
-        x, y = self._prepared(drawn.states), self._prepared(drawn.next_states)
+        x, y = drawn.states, drawn.next_states
         no_grad, nothing = torch.no_grad(), torch.zeros((), device=self.device)
         functions: list[Callable[[], Any]] = [
             lambda: self._say(self.values, x),
@@ -205,12 +206,14 @@ class Learner:
         news, curious = seen[0] if seen else (nothing[None], nothing)
         return said, after, target, news, curious
 
+    def _step(self) -> Tensor:
+        """Move the values, and say how long the gradient was."""
+        norm = torch.nn.utils.clip_grad_norm_(self._own, self.learning.clip, foreach=True)
+        self.optimisers[0].step()
+        return norm
+
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
-
-    def _prepared(self, x: Tensor) -> Tensor:
-        """Bytes as numbers between 0 and 1."""
-        return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 class _Host:
@@ -244,11 +247,16 @@ def _as_it_is(part: Part) -> Part:
 
 
 def _said(values: Values, x: Tensor) -> Said:
-    return values(x)
+    return values(_prepared(x))
 
 
 def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    return bonus.seen(x, uniforms)
+    return bonus.seen(_prepared(x), uniforms)
+
+
+def _prepared(x: Tensor) -> Tensor:
+    """Bytes as numbers between 0 and 1."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Novelty | None:

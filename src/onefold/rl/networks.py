@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.nets import Entry
+
 
 class Trunk(nn.Module):
     """IMPALA's stages (Espeholt et al., 2018) on frames of bytes: [N, C, H, W] to features [N, width].
@@ -23,7 +25,7 @@ class Trunk(nn.Module):
         self.entries, self.units, self.biases = nn.ModuleList(), nn.ParameterList(), nn.ParameterList()
         self.left, self.right = nn.ParameterList(), nn.ParameterList()
         for count in channels:
-            self.entries.append(nn.Conv2d(inputs, count, 3, padding=1))
+            self.entries.append(Entry(inputs, count))
             self.units.append(nn.Parameter(torch.empty(4, count, count, 3, 3)))
             self.biases.append(nn.Parameter(torch.zeros(4, count)))
             for side, size in ((self.left, count), (self.right, 9 * count)):

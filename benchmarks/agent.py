@@ -65,6 +65,7 @@ def updates(agent: str, learning: Learning, device: torch.device, count: int, **
     answer = invented(rng)
     for _ in range(count):
         mind.observe(answer)
+        mind.answer()
     acting = (time.perf_counter() - started) / count
     return {"update_ms": 1e3 * each, "act_ms": 1e3 * acting, "set_up_s": first}
 

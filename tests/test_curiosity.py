@@ -92,6 +92,20 @@ def test_csds_bonus_is_the_root_of_its_variance() -> None:
     torch.testing.assert_close(bonus.value(x), exact.detach(), rtol=1e-3, atol=1e-4)
 
 
+def test_networks_in_one_pass_say_and_learn_what_they_do_in_turn() -> None:
+    """Block-diagonal convolutions, which a GPU gets: same vectors, same gradients."""
+    novelty = CSDNovelty((6, 20, 14), torch.Generator().manual_seed(0), channels=(4, 8), hidden=(16,), outputs=8)
+    x, contexts = torch.rand(2, 5, 6, 20, 14, generator=torch.Generator().manual_seed(1)).unbind()
+    gradients = []
+    for passes in (novelty._in_turn, novelty._at_once):
+        novelty.zero_grad()
+        found = passes(x, contexts)
+        assert [z.requires_grad for z in found] == [True, True, False, False, False]
+        (found[0] @ found[1].T).square().sum().backward()
+        gradients.append([*found, *(p.grad for p in novelty.model.parameters())])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 16, 16)])
 def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple[int, ...]) -> None:
     first, x = Settling(shape, 60), 3 + 2 * torch.randn(90, *shape, generator=Generator().manual_seed(0))

@@ -190,7 +190,9 @@ def test_captured_agents_learn_like_plain_ones(name: str) -> None:
         ended = rng.random(4) < 0.1
         frames, rewards = rng.integers(0, 256, (4, 12, 12), np.uint8), rng.random(4).astype(np.float32)
         steps = Steps(frames, rewards, no, ended, no | (step == 0), no, np.zeros((4, 2), np.float32))
-        first, second = (mind.observe(steps) for mind in minds)
+        for mind in minds:
+            mind.observe(steps)
+        first, second = (mind.answer() for mind in minds)
         np.testing.assert_array_equal(first, second)  # nearly all are random, by the same numbers
         if step >= 20:
             for mind in minds:

@@ -115,7 +115,7 @@ def allowed(worlds: list[World], memory: Memory, length: int) -> set[float]:
 def check(replay: Replay, worlds: list[World]) -> None:
     may = allowed(worlds, replay.memory, replay.length)
     index = replay.priority.flatten().nonzero().flatten()
-    drawn = replay._at(index, torch.ones(len(index)))
+    drawn = replay.fetch(index, torch.ones(len(index)))
     reference = {np.float32(key): value for key, value in expected(worlds, replay.memory).items()}
     assert {np.float32(f) for f in may} == {np.float32(s[-1]) for s in drawn.states.numpy()}
     for i in range(len(index)):

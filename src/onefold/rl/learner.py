@@ -20,6 +20,7 @@ from onefold.rl.vector import Steps
 from onefold.streams import replayed, side_by_side
 
 Part = TypeVar("Part", bound=Callable[..., Any])
+COMPILED: dict[str, Any] = {"combo_kernels": True}  # the many small ones that convert weights become few
 STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
 
 
@@ -66,8 +67,9 @@ class Learner:
             curious_own = [p for p in self.bonus.parameters() if p.requires_grad]
             self.optimisers.append(adam(curious_own, lr=agent.bonus_lr))
         self.copy_target()
-        quick = functools.partial(torch.compile, dynamic=False) if compiled else _as_it_is
+        quick: Any = functools.partial(torch.compile, dynamic=False, options=COMPILED) if compiled else _as_it_is
         self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
+        self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
         self._uniforms = torch.zeros(
@@ -75,6 +77,8 @@ class Learner:
         )
         self._luck = torch.zeros(environments, 3, device=device)
         self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
+        self._answer = torch.zeros(environments, dtype=torch.int64, pin_memory=on_gpu)
+        self._answered = torch.cuda.Event() if on_gpu else None
         self._act = replayed(self._observed, device) if on_gpu and captured else self._observed
         self._learn = replayed(self._learned, device) if on_gpu and captured else self._learned
 
@@ -83,16 +87,20 @@ class Learner:
         """How many frames the environments have made, on the device."""
         return (self.replay.head + 1) * self.replay.environments
 
-    def observe(self, steps: Steps) -> NDArray[np.int64]:
-        """Remember what came of the last actions, and choose the next ones."""
+    def observe(self, steps: Steps) -> None:
+        """Remember what came of the last actions, and choose the next ones. A GPU goes on with it by itself."""
         self._seen.take(steps)
         self._luck.uniform_(generator=self.chance)
         self._act()
-        return self._chosen.cpu().numpy()
+        self._answer.copy_(self._chosen, non_blocking=True)
+        if self._answered is not None:
+            self._answered.record()
 
-    def chosen(self) -> NDArray[np.int64]:
-        """What is to be done at the newest frames."""
-        return self.replay.actions[int(self.replay.head) % self.replay.length].cpu().numpy().astype(np.int64)
+    def answer(self) -> NDArray[np.int64]:
+        """What was chosen. On a GPU this waits for the choice, and not for what was asked of it after that."""
+        if self._answered is not None:
+            self._answered.synchronize()
+        return self._answer.numpy().copy()
 
     def learn(self) -> None:
         """One update of everything from one minibatch."""
@@ -148,6 +156,7 @@ class Learner:
         self.statistics.copy_(tensors["statistics"])
         self.chance.set_state(tensors["chance"].cpu())
         self.updates = int(tensors["updates"])
+        self._answer.copy_(self.replay.actions[int(self.replay.head) % self.replay.length])
         for i, (optimiser, parameter) in enumerate(self._moved()):
             own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"adam.{i}.")}
             optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
@@ -171,8 +180,9 @@ class Learner:
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        draw, importance = self.replay.draw, self.learning.importance.at(self.frames)
-        drawn, _ = side_by_side([lambda: draw(self._uniforms[:, 0], importance), self._sharpen], self.device)
+        pick, importance = self.replay.pick, self.learning.importance.at(self.frames)
+        picked, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
+        drawn = self._fetch(*picked)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):

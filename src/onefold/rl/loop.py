@@ -33,27 +33,31 @@ class Moment(NamedTuple):
 
 
 class Loop:
-    """While the environments make a step, the learner makes an update. It starts where `restore` left it."""
+    """While the environments make a step, the learner makes an update. It starts where `restore` left it.
+
+    A GPU is asked for the update before the host waits for the actions, so that it never waits for the host.
+    """
 
     def __init__(self, learner: Learner, environments: Environments, frames: int) -> None:
         self.learner, self.environments, self.total = learner, environments, frames
         self.frames = 0
-        self.actions: NDArray[np.int64] | None = None
+        self.actions: NDArray[np.int64] = np.zeros(environments.count, np.int64)
+        """What was done last."""
         self.done: list[list[int]] = [[] for _ in range(environments.count)]
         """What was done in the episodes that are under way, so that they can be begun again."""
         self.rewards, self.reached = np.zeros(environments.count), np.zeros(environments.count, bool)
 
     def __iter__(self) -> Iterator[Moment]:
-        if self.actions is None:
+        if self.frames == 0:
             yield self._observed(self.environments.reset())
-        learning = self.learner.learning
+        ahead = self.learner.device.type == "cuda"
         while self.frames < self.total:
-            assert self.actions is not None
+            if ahead:
+                self._learn()
+            self.actions = self.learner.answer()
             self.environments.send(self.actions)
-            if self.frames >= learning.start:
-                self.learner.learn()
-                if self.frames % learning.target_every < self.environments.count:
-                    self.learner.copy_target()
+            if not ahead:
+                self._learn()
             yield self._observed(self.environments.collect())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -75,7 +79,14 @@ class Loop:
         self.done = [part.tolist() for part in tensors["done"].split(tensors["lengths"].tolist())]
         self.rewards, self.reached = tensors["rewards"].numpy().copy(), tensors["reached"].numpy().copy()
         self.environments.restore(tensors["episodes"].numpy(), self.done)
-        self.actions = self.learner.chosen()
+
+    def _learn(self) -> None:
+        learning = self.learner.learning
+        if self.frames < learning.start:
+            return
+        self.learner.learn()
+        if self.frames % learning.target_every < self.environments.count:
+            self.learner.copy_target()
 
     def _observed(self, steps: Steps) -> Moment:
         self.frames += self.environments.count
@@ -84,11 +95,10 @@ class Loop:
             if steps.began[e]:
                 self.done[e], self.rewards[e], self.reached[e] = [], 0.0, False
                 continue
-            assert self.actions is not None
             self.done[e].append(int(self.actions[e]))
             self.rewards[e] += steps.rewards[e]
             self.reached[e] |= steps.rewards[e] >= GOAL
             if steps.terminated[e] or steps.truncated[e]:
                 ended.append(Episode(self.frames, e, len(self.done[e]), float(self.rewards[e]), bool(self.reached[e])))
-        self.actions = self.learner.observe(steps)
+        self.learner.observe(steps)
         return Moment(self.frames, steps, ended)

@@ -5,7 +5,7 @@ with the loss whose descent makes these observations less new, in one pass. Both
 captured in a CUDA graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,7 @@ from onefold.distil import Architecture, Similarity, similarity_loss, similarity
 from onefold.distil.model import apart, inner_products
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
-from onefold.nets import Standardise, backbone
+from onefold.nets import Standardise, backbone, trunks
 from onefold.rl.views import UNIFORMS, Views, viewed
 from onefold.streams import side_by_side
 
@@ -70,18 +70,40 @@ class CSDNovelty(nn.Module):
         return _deviation(self.prior(x).float(), self.model.gap(x))
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        model, no_grad = self.model, torch.no_grad()
         contexts = self._contexts(x, uniforms)
-        functions: list[Callable[[], Any]] = [lambda: model.left(x), lambda: model.right(contexts)]
+        passes = self._at_once if x.is_cuda and x.ndim == 4 else self._in_turn
+        left, right, here, own, other = passes(x, contexts)
+        labels = inner_products(unit(own), unit(other))
+        value = _deviation(own.float(), apart(left, here)).detach()
+        return value, similarity_loss(self.model.matched([left], [right]), labels)
+
+    def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
+        """φ̄(x), ψ̄(c), ψ̄(x), φ₀(x) and φ₀(c); gradients go through the first two."""
+        model, (left,), (right,) = self.model, self.model.left(x), self.model.right(contexts)
         if contexts is x:
-            left, right, own = side_by_side([*functions, lambda: self.prior(x)], x.device)
-            here, other = right, own
-        else:
-            functions += [lambda: no_grad(model.right)(x), lambda: self.prior(torch.cat((x, contexts))).chunk(2)]
-            left, right, here, (own, other) = side_by_side(functions, x.device)
-        labels = inner_products(*(nn.functional.normalize(z.float(), dim=1) for z in (own, other)))
-        value = _deviation(own.float(), apart(left[0], here[0])).detach()
-        return value, similarity_loss(model.matched(left, right), labels)
+            own = self.prior(x)
+            return left, right, right, own, own
+        with torch.no_grad():
+            (here,) = model.right(x)
+        return left, right, here, self.prior(x), self.prior(contexts)
+
+    def _at_once(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
+        """The same for images: two passes instead of five."""
+        x, contexts = self.first(x), self.first(contexts)
+        nets: list[Any] = [self.model.phi[1], self.model.psi[1], self.prior.net]  # pyright: ignore[reportIndexIssue]
+        phi, psi, prior = nets
+
+        def with_gradients() -> list[Tensor]:
+            first, second = trunks((phi, psi), (x, contexts))
+            return [unit(phi.mlp(first)), unit(psi.mlp(second))]
+
+        @torch.no_grad()
+        def without() -> list[Tensor]:
+            here, own, other = trunks((psi, prior, prior), (x, x, contexts))
+            return [unit(psi.mlp(here)), prior.mlp.features(own), prior.mlp.features(other)]
+
+        both = side_by_side([with_gradients, without], x.device)
+        return tuple(z for part in both for z in part)
 
     def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
         if x.ndim == 4:
@@ -182,6 +204,11 @@ class Scale(nn.Module):
     @property
     def empty(self) -> bool:
         return bool(self.sums[0] == 0)
+
+
+def unit(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Vectors of length one, always in float32."""
+    return nn.functional.normalize(z.float(), dim=1)
 
 
 def _deviation(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

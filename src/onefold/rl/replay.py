@@ -136,7 +136,13 @@ class Replay:
         return self._stacks((self.head % self.length).expand(self.environments), here)
 
     def draw(self, uniforms: Float[Tensor, " n"], beta: float | Tensor) -> Drawn:
-        """One slot from each of n equal parts of the priorities' sum (Schaul et al., 2016), and what followed it.
+        """Slots by their priorities, and what followed them."""
+        return self.fetch(*self.pick(uniforms, beta))
+
+    def pick(
+        self, uniforms: Float[Tensor, " n"], beta: float | Tensor
+    ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
+        """One slot from each of n equal parts of the priorities' sum (Schaul et al., 2016), and their weights.
 
         Weights are (N · P(i))^−β over their largest, N being how many slots may be drawn.
         """
@@ -147,7 +153,7 @@ class Replay:
         index = torch.where(flat[index.clamp(max=len(flat) - 1)] > 0, index, flat.argmax()).clamp(max=len(flat) - 1)
         chance = flat[index] / upto[-1] * (flat > 0).sum()
         weights = chance.float() ** -beta
-        return self._at(index, weights / weights.max())
+        return index, weights / weights.max()
 
     def reprioritise(self, index: Int[Tensor, " n"], error: Float[Tensor, " n"]) -> None:
         """Priority (error + 10⁻⁶)^α for what was drawn; what is new gets the highest that there ever was."""
@@ -155,7 +161,8 @@ class Replay:
         self.priority.view(-1)[index] = priority
         torch.maximum(self.highest, priority.max(), out=self.highest)
 
-    def _at(self, index: Int[Tensor, " n"], weights: Float[Tensor, " n"]) -> Drawn:
+    def fetch(self, index: Int[Tensor, " n"], weights: Float[Tensor, " n"]) -> Drawn:
+        """The transitions that begin in these slots."""
         time, who = index // self.environments, index % self.environments
         window = (time[:, None] + self._ahead) % self.length
         ended, rewards = self.ended[window, who[:, None]], self.rewards[window, who[:, None]]

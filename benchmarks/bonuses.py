@@ -1,11 +1,11 @@
 """What a bonus is worth to agents of stable-baselines3: no bonus, RND and CSD in two hard worlds, on a CPU.
 
-    python benchmarks/bonuses.py [-o results/bonuses] [--tasks chain doorkey] [--workers 2]
+    python benchmarks/bonuses.py [-o results/bonuses] [--tasks chain rooms] [--workers 2]
 
-DQN on the deceptive chain of 40, PPO on MiniGrid's DoorKey-8x8. Each bonus is tuned with the same budget: one run for
-each of `BETAS` × `RATES` with a seed of its own, the best by the mean return of the whole run; then five seeds with its
-settings. A run is one file; runs that are there are skipped, so that the same command goes on after a stop. The time
-that the bonus takes is measured in every run.
+DQN on the deceptive chain of 40; PPO on MiniGrid's MultiRoom-N6: six rooms with closed doors, always the same ones.
+Each bonus is tuned with the same budget: one run for each of `BETAS` × `RATES` with a seed of its own, the best by the
+mean return of the whole run; then five seeds with its settings. A run is one file; runs that are there are skipped, so
+that the same command goes on after a stop. The time that the bonus takes is measured in every run.
 """
 
 import argparse
@@ -25,8 +25,10 @@ from onefold.rl.small import Chain
 from onefold.store import write_json
 
 SEEDS, TUNING_SEED = range(5), 100
-BETAS, RATES = {"chain": (0.03, 0.1, 0.3), "doorkey": (0.003, 0.01, 0.03)}, (1e-3, 3e-3)
-STEPS = {"chain": 15_000, "doorkey": 400_000}
+BETAS = {"chain": (0.03, 0.1, 0.3), "rooms": (0.003, 0.01, 0.03)}
+RATES = {"chain": (1e-3, 3e-3), "rooms": (1e-3,)}
+STEPS = {"chain": 15_000, "rooms": 200_000}
+LAYOUT = 1  # which six rooms
 BINS = 40
 BONUSES: dict[str, Any] = {"none": None, "rnd": RNDBonus, "csd": CSDBonus}
 
@@ -64,11 +66,19 @@ class OneHot(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         return np.concatenate(parts, -1).reshape(-1)
 
 
-def doorkey() -> Any:
+class Same(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The same rooms in every episode."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        del seed
+        return self.env.reset(seed=LAYOUT, options=options)
+
+
+def rooms() -> Any:
     import minigrid  # registers its worlds  # noqa: F401
     from minigrid.wrappers import ImgObsWrapper
 
-    return OneHot(ImgObsWrapper(gymnasium.make("MiniGrid-DoorKey-8x8-v0")))
+    return OneHot(ImgObsWrapper(Same(gymnasium.make("MiniGrid-MultiRoom-N6-v0"))))
 
 
 def learner(task: str, bonus: Timed | None, beta: float, seed: int) -> tuple[Any, list[Any]]:
@@ -90,7 +100,7 @@ def learner(task: str, bonus: Timed | None, beta: float, seed: int) -> tuple[Any
         )  # fmt: skip
         return model, []
     model = PPO(
-        "MlpPolicy", make_vec_env(doorkey, 16, seed=seed), n_steps=128, batch_size=256, n_epochs=4, learning_rate=7e-4,
+        "MlpPolicy", make_vec_env(rooms, 16, seed=seed), n_steps=128, batch_size=256, n_epochs=4, learning_rate=7e-4,
         ent_coef=0.01, seed=seed, device="cpu", policy_kwargs=nets,
     )  # fmt: skip
     return model, [] if bonus is None else [IntrinsicCallback(bonus, beta=beta)]
@@ -155,7 +165,7 @@ def main() -> None:
         for task in options.tasks:
             trials = [
                 (options.out, task, name, beta, rate, TUNING_SEED)
-                for name in ("rnd", "csd") for beta in BETAS[task] for rate in RATES
+                for name in ("rnd", "csd") for beta in BETAS[task] for rate in RATES[task]
             ]  # fmt: skip
             found = pool.map(kept, trials, chunksize=1)
             jobs = [(options.out, task, "none", 0.0, 0.0, seed) for seed in SEEDS]

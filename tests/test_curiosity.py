@@ -83,12 +83,12 @@ def test_what_is_learned_is_less_new_than_what_is_not(kind: Any, shape: tuple[in
     assert bonus.value(familiar).shape == (64,)
 
 
-def test_csds_bonus_is_the_root_of_its_variance() -> None:
+def test_csds_bonus_is_the_ensembles_variance() -> None:
     bonus = CSDNovelty((5,), Generator().manual_seed(0), hidden=(16,), outputs=8)
     x = torch.randn(9, 5, generator=Generator().manual_seed(1))
     phi, psi = (F.normalize(net(x), dim=1) for net in (bonus.model.phi, bonus.model.psi))
     prior = bonus.prior(x)
-    exact = (prior.square().sum(1) * (1 - (phi * psi).sum(1))).sqrt()
+    exact = prior.square().sum(1) * (1 - (phi * psi).sum(1))
     torch.testing.assert_close(bonus.value(x), exact.detach(), rtol=1e-3, atol=1e-4)
 
 
@@ -118,11 +118,12 @@ def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple
     assert first(1000 * x).abs().max() == 5
 
 
-def test_the_running_scale_is_the_standard_deviation() -> None:
+def test_the_running_scale_is_mean_and_standard_deviation() -> None:
     scale, generator = Scale(memory=50), Generator().manual_seed(0)
     for _ in range(400):
         scale.update(3 + 2 * torch.randn(64, generator=generator))
     assert float(scale.std()) == pytest.approx(2, rel=0.05)
+    assert scale(torch.tensor([3.0, 5.0])).tolist() == pytest.approx([0, 1], abs=0.1)
     for _ in range(800):
         scale.update(0.1 * torch.randn(64, generator=generator))
     assert float(scale.std()) == pytest.approx(0.1, rel=0.1)

@@ -16,7 +16,7 @@ from style import Look, both, panels
 from onefold.report.curve_stats import t_half
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "bonuses"
-TITLES = {"chain": "DQN on the deceptive chain of 40", "doorkey": "PPO on MiniGrid DoorKey-8x8"}
+TITLES = {"chain": "DQN on the deceptive chain of 40", "rooms": "PPO on MiniGrid MultiRoom-N6, one layout"}
 TUNING_SEED = 100
 
 

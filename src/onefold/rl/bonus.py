@@ -1,7 +1,7 @@
 """Exploration bonuses for agents that people already have: how new observations are, from nothing but observations.
 
     bonus = CSDBonus()
-    reward = reward + 0.1 * bonus(next_observations)   # one number an observation, in standard deviations
+    reward = reward + 0.1 * bonus(next_observations)   # one number an observation: 0 is as new as usual
     bonus.update(next_observations)                    # what was seen is less new from now on
 
 No environment is owned. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or dicts.
@@ -39,9 +39,10 @@ class Curious(Protocol):
 class Bonus(abc.ABC):
     """How new observations are, and learning what has been seen. The first batch tells what observations look like.
 
-    A value is divided by the running standard deviation of values, so that one weight suits every environment;
-    `normalise=False` leaves it as it is. `update` goes `passes` times through what it is given, in minibatches of at
-    most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts.
+    A value is in running standard deviations above the running mean, so that one weight suits every environment and the
+    end of an episode is neither gain nor loss; `normalise=False` leaves it as it is. `update` goes `passes` times
+    through what it is given, in minibatches of at most `batch`. Observations are standardised by the first `settle` of
+    them. `keys` chooses entries of dicts.
     """
 
     def __init__(
@@ -71,7 +72,13 @@ class Bonus(abc.ABC):
         x = self._read(observations)
         with torch.no_grad():
             values = torch.cat([self._value(part) for part in x.split(1024)]).float()
-        return values / self.scale.std() if self.normalise and not self.scale.empty else values
+        if not self.normalise:
+            return values
+        scale = self.scale
+        if scale.empty:
+            scale = Scale().to(values.device)
+            scale.update(values)
+        return scale(values)
 
     @final
     def update(self, observations: Observations) -> float:
@@ -162,7 +169,7 @@ class _Distilled(Bonus, abc.ABC):
     def __init__(
         self,
         *,
-        lr: float = 3e-3,
+        lr: float = 1e-3,
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
@@ -212,7 +219,7 @@ class _Distilled(Bonus, abc.ABC):
 
 @final
 class CSDBonus(_Distilled):
-    """The standard deviation of an infinite ensemble of networks trained on what was seen (Eq. 12), by CSD.
+    """The variance of an infinite ensemble of networks trained on what was seen (Eq. 12; Eq. 27), by CSD.
 
     Contexts are other views of images (perspective, flips, crops), and vectors with noise.
     """

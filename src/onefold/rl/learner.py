@@ -190,7 +190,7 @@ class Learner:
             rewards = drawn.rewards
             if self.bonus is not None:
                 self.scale.update(news)
-                rewards = rewards + self.agent.weight.at(self.frames) * news / self.scale.std()
+                rewards = rewards + self.agent.weight.at(self.frames) * self.scale(news)
             found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()

@@ -37,7 +37,7 @@ class Novelty(Protocol):
 
 
 class CSDNovelty(nn.Module):
-    """The standard deviation of an infinite ensemble, √(‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x))) (Eq. 12; Eq. 27 for normalised φ, ψ).
+    """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
@@ -67,14 +67,14 @@ class CSDNovelty(nn.Module):
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
-        return _deviation(self.prior(x).float(), self.model.gap(x))
+        return _variance(self.prior(x).float(), self.model.gap(x))
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         contexts = self._contexts(x, uniforms)
         passes = self._at_once if x.is_cuda and x.ndim == 4 else self._in_turn
         left, right, here, own, other = passes(x, contexts)
         labels = inner_products(unit(own), unit(other))
-        value = _deviation(own.float(), apart(left, here)).detach()
+        value = _variance(own.float(), apart(left, here)).detach()
         return value, similarity_loss(self.model.matched([left], [right]), labels)
 
     def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
@@ -183,23 +183,33 @@ class Settling(nn.Module):
 
 
 class Scale(nn.Module):
-    """A running standard deviation: of the last `memory` minibatches, more or less."""
+    """Running mean and standard deviation: of the last `memory` minibatches, more or less."""
 
     def __init__(self, memory: float = 1000.0) -> None:
         super().__init__()
         self.keep = 1 - 1 / memory
-        self.register_buffer("sums", torch.zeros(3))
+        self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))  # float32 has too few digits for differences
 
     @torch.no_grad()
     def update(self, values: Float[Tensor, " n"]) -> None:
+        values = values.double()
         now = torch.stack((torch.ones_like(values), values, values.square())).mean(1)
         self.sums: Tensor
         self.sums.mul_(self.keep).add_(now, alpha=1 - self.keep)
 
-    def std(self) -> Float[Tensor, ""]:
+    def mean(self) -> Float[Tensor, ""]:
         """Of all values so far, the latest counting most."""
-        weight, mean, square = self.sums
-        return (square / weight - (mean / weight).square()).clamp(min=1e-12).sqrt()
+        return self.sums[1] / self.sums[0]
+
+    def std(self) -> Float[Tensor, ""]:
+        return (self.sums[2] / self.sums[0] - self.mean().square()).clamp(min=1e-12).sqrt()
+
+    def forward(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """In standard deviations above the mean.
+
+        A bonus that is never negative would make every end of an episode a loss, that at the goal too.
+        """
+        return ((values - self.mean()) / self.std()).to(values.dtype)
 
     @property
     def empty(self) -> bool:
@@ -211,5 +221,5 @@ def unit(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return nn.functional.normalize(z.float(), dim=1)
 
 
-def _deviation(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return (features.square().sum(1) * gap.clamp(min=0)).sqrt()
+def _variance(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return features.square().sum(1) * gap.clamp(min=0)

@@ -52,7 +52,7 @@ def suited(agent: Agent, name: str, frames: int) -> Agent:
     """The agent with rates and bonus for a small world, where this is one; the paper's are for images."""
     if name in DOOM:
         return agent
-    return replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=0.5, last=0.05, frames=frames))
+    return replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=1.5, last=0.15, frames=frames))
 
 
 def _doom(number: int, variant: str) -> gymnasium.Env:

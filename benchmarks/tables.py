@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from onefold.bench.units import METHODS, TABLE
+from onefold.report import runs_read, runs_table, runs_text
 from onefold.report.shift import TARGET_DATA, Row, Section, Table, build
 from onefold.report.shift_files import md
 from onefold.report.shift_text import Cell, Column, difference_text, grids, lines, remarks, title_of
@@ -102,7 +103,7 @@ def provenance() -> list[str]:
     for path in sorted(RESULTS.iterdir(), key=lambda path: (path.is_dir(), path.name)):
         files = [path] if path.is_file() else sorted(path.rglob("*.json"))
         made = [found for file in files if "commit" in (found := json.loads(file.read_text("utf-8")))]
-        name = f"`{path.name}`" if path.is_file() else f"`{path.name}/`, {len(made)} files"
+        name = f"`{path.name}`" if path.is_file() else f"`{path.name}/`, {len(made)} file{'s'[: len(made) > 1]}"
         days, machines, torches = (_all_of(made, part) for part in ("date", "device", "torch"))
         rows.append([name, days, _all_of(made, "commit"), f"{machines}, {_all_of(made, 'cores')} cores", torches])
         notes += [
@@ -172,6 +173,19 @@ def _bonus_row(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
     share = sum(run["bonus_seconds"] for run in runs) / sum(run["seconds"] for run in runs)
     return [*settings, *figures, f"{share:.0%}"]
+
+
+def agents() -> list[str]:
+    """Every run in VizDoom: what `onefold report results/agents` says of the last tenth of its frames."""
+    found = runs_read.collect(RESULTS / "agents")
+    worlds = runs_text.as_json(found, runs_table.build(found.records))["worlds"]
+    rows = [
+        [world, agent, str(run["seed"]), f"{run['frames'] / 1e6:g} million", f"{100 * run['success']:.1f} %",
+         f"{run['first_goal']:,}" if run["first_goal"] else "never", f"{run['frames_per_second']:,.0f}"]
+        for world, figures in worlds.items() for agent, row in figures["agents"].items() for run in row["runs"]
+    ]  # fmt: skip
+    heads = ("task", "agent", "seed", "frames", "episodes that reach the goal", "first goal, frames", "frames a second")
+    return grid(heads, rows, 2)
 
 
 def data() -> list[str]:
@@ -272,7 +286,7 @@ def _section(section: Section) -> list[str]:
 Writer = Callable[[], list[str]]
 README: tuple[Writer, ...] = (detectors, scoring, demo)
 PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit, bonuses,
+    provenance, data, toy, demo, detectors, scoring, growth, fit, bonuses, agents,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
 )  # fmt: skip
 PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}

@@ -173,14 +173,14 @@ def test_kernels_and_solves_on_the_gpu() -> None:
     torch.testing.assert_close(here, there)
 
 
-@pytest.mark.parametrize("name", AGENTS)
-def test_captured_agents_learn_like_plain_ones(name: str) -> None:
+@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in AGENTS), ("csd", True)])
+def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool) -> None:
     """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly."""
     learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(8, 8), hidden=32)
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
-            device=torch.device("cuda"), captured=captured,
+            device=torch.device("cuda"), captured=captured, compiled=captured and compiled,
         )
         for captured in (True, False)
     ]  # fmt: skip

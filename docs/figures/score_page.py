@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 from onefold.data import digits, letters
 
 PICTURE = Path(__file__).parent.parent / "images" / "score_page.png"
-WIDTH, HEIGHT = 800, 1000
+WIDTH, HEIGHT, SCALE = 1000, 1250, 0.8
 
 
 def write(images: np.ndarray, folder: Path, name: str) -> None:
@@ -39,7 +39,8 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "onefold.cli", *words.split()], cwd=place, check=True)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+            window = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SCALE)
+            tab = window.new_page()
             tab.goto((place / "page.html").as_uri())
             tab.wait_for_load_state()
             tab.screenshot(path=PICTURE)

@@ -120,7 +120,7 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
     They are one network whose convolutions are block-diagonal. A GPU takes hardly longer for it than for one of them:
     narrow convolutions leave most of it idle. The result is the same up to rounding.
     """
-    x = torch.cat(list(inputs), 1)
+    x = torch.cat(list(inputs), 1).to(memory_format=torch.channels_last)
     for layers in zip(*(net.trunk for net in nets), strict=True):
         if isinstance(layers[0], Residual):
             inner = _abreast([layer.first for layer in layers], F.relu(x))

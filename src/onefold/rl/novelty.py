@@ -79,12 +79,12 @@ class CSDNovelty(nn.Module):
 
     def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
         """φ̄(x), ψ̄(c), ψ̄(x), φ₀(x) and φ₀(c); gradients go through the first two."""
-        model, (left,), (right,) = self.model, self.model.left(x), self.model.right(contexts)
+        (left,), (right,) = self.model.left(x), self.model.right(contexts)
         if contexts is x:
             own = self.prior(x)
             return left, right, right, own, own
         with torch.no_grad():
-            (here,) = model.right(x)
+            (here,) = self.model.right(x)
         return left, right, here, self.prior(x), self.prior(contexts)
 
     def _at_once(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:

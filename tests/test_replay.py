@@ -162,14 +162,14 @@ def test_frequencies_are_proportional_to_priorities_and_weights_undo_them() -> N
     replay.reprioritise(may, errors)
     chance = (errors + 1e-6).sqrt() / (errors + 1e-6).sqrt().sum()
     generator = Generator().manual_seed(1)
-    drawn = replay.draw(torch.rand(40_000, generator=generator), 0.7)
+    drawn = replay.fetch(*replay.pick(torch.rand(40_000, generator=generator), 0.7))
     counts = torch.bincount(drawn.slots, minlength=200)[may]
     assert (counts - 40_000 * chance).abs().max() <= 2  # one from each of 40,000 equal parts
     weight = dict(zip(drawn.slots.tolist(), drawn.weights.tolist(), strict=True))
     exact = (chance * len(may)) ** -0.7
     assert weight == pytest.approx(dict(zip(may.tolist(), (exact / exact.max()).tolist(), strict=True)), rel=1e-4)
 
-    singles = torch.cat([replay.draw(torch.rand(1, generator=generator), 1.0).slots for _ in range(5000)])
+    singles = torch.cat([replay.pick(torch.rand(1, generator=generator), 1.0)[0] for _ in range(5000)])
     counts = torch.bincount(singles, minlength=200)[may].double()
     assert counts.sum() == 5000
     assert stats.chisquare(counts.numpy(), (5000 * chance).numpy()).pvalue > 0.01

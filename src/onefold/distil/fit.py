@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.loss import Pairs, loss_over
-from onefold.distil.model import Similarity
+from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
 from onefold.memory import available
 from onefold.nets import backbone
@@ -112,7 +111,7 @@ class Labels:
         return theta.to(x.device, torch.float32)
 
     def _prepared(self, z: Tensor) -> Tensor:
-        return F.normalize(z.float(), dim=1) if self.normalise else z.float()
+        return unit(z) if self.normalise else z.float()
 
 
 def similarity_model(

@@ -16,6 +16,11 @@ def inner_products(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Te
         return a @ b.T
 
 
+def unit(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Vectors of length one, always made in float32."""
+    return F.normalize(z.float(), dim=1)
+
+
 def apart(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """1 − aᵀb of unit vectors as ½‖a − b‖²; a vector of zeros has no direction, and its inner products are 0."""
     dead = ~(a.any(1) & b.any(1))
@@ -76,5 +81,4 @@ class Similarity(nn.Module):
         return (self._vectors(phi, x) * self._vectors(psi, x)).sum(1)
 
     def _vectors(self, net: nn.Module, x: Tensor) -> Tensor:
-        z = net(x).float() if self.normalise else net(x)  # unit vectors are always made in float32
-        return F.normalize(z, dim=1) if self.normalise else z
+        return unit(net(x)) if self.normalise else net(x)

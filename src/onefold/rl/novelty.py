@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
-from onefold.distil.model import apart, inner_products
+from onefold.distil.model import apart, inner_products, unit
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
 from onefold.nets import Standardise, backbone, trunks
@@ -214,11 +214,6 @@ class Scale(nn.Module):
     @property
     def empty(self) -> bool:
         return bool(self.sums[0] == 0)
-
-
-def unit(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Vectors of length one, always in float32."""
-    return nn.functional.normalize(z.float(), dim=1)
 
 
 def _variance(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

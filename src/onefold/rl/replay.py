@@ -135,10 +135,6 @@ class Replay:
         here = torch.arange(self.environments, device=self.device)
         return self._stacks((self.head % self.length).expand(self.environments), here)
 
-    def draw(self, uniforms: Float[Tensor, " n"], beta: float | Tensor) -> Drawn:
-        """Slots by their priorities, and what followed them."""
-        return self.fetch(*self.pick(uniforms, beta))
-
     def pick(
         self, uniforms: Float[Tensor, " n"], beta: float | Tensor
     ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:

@@ -25,9 +25,9 @@ from onefold.rl.small import Chain
 from onefold.store import write_json
 
 SEEDS, TUNING_SEED = range(5), 100
-BETAS = {"chain": (0.03, 0.1, 0.3), "rooms": (0.003, 0.01, 0.03)}
-RATES = {"chain": (1e-3, 3e-3), "rooms": (1e-3,)}
-STEPS = {"chain": 15_000, "rooms": 200_000}
+BETAS = {"chain": (0.03, 0.1, 0.3), "rooms": (0.01, 0.03, 0.1)}
+RATES = (1e-3, 3e-3)
+STEPS = {"chain": 15_000, "rooms": 400_000}
 LAYOUT = 1  # which six rooms
 BINS = 40
 BONUSES: dict[str, Any] = {"none": None, "rnd": RNDBonus, "csd": CSDBonus}
@@ -165,7 +165,7 @@ def main() -> None:
         for task in options.tasks:
             trials = [
                 (options.out, task, name, beta, rate, TUNING_SEED)
-                for name in ("rnd", "csd") for beta in BETAS[task] for rate in RATES[task]
+                for name in ("rnd", "csd") for beta in BETAS[task] for rate in RATES
             ]  # fmt: skip
             found = pool.map(kept, trials, chunksize=1)
             jobs = [(options.out, task, "none", 0.0, 0.0, seed) for seed in SEEDS]

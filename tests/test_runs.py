@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -19,13 +21,14 @@ from PIL import Image
 
 from onefold import store
 from onefold.cli import main
-from onefold.errors import FileError, InputError, TrainingError
+from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.methods.prior import generators
 from onefold.rl.agents import Learning
 from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, SETTINGS, Folder
 from onefold.rl.grid import trials
 from onefold.rl.light import packed
-from onefold.rl.play import Player, gif
+from onefold.rl.movie import Movie
+from onefold.rl.play import Player
 from onefold.rl.replay import Memory
 from onefold.rl.runs import Training, resume, train
 from onefold.rl.settings import Run, from_plain, plain, run_of
@@ -81,10 +84,39 @@ def test_games_go_on_exactly(tmp_path: Path) -> None:
     assert whole == left(tmp_path / "parts")
     assert len(whole["progress"]) == 120
     played = next(Player(tmp_path / "whole", 0, 0.5).play(1, pictures=True))
-    gif(played.pictures[:40], tmp_path / "play.gif")
+    Movie(tmp_path / "play.gif").write(played.pictures)
     with Image.open(tmp_path / "play.gif") as picture:
         assert picture.size == (168, 168)
-        assert 10 <= picture.n_frames <= 20  # pyright: ignore[reportAttributeAccessIssue]
+        assert picture.n_frames > 10  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_movie_shows_every_second_frame_at_the_games_own_pace(tmp_path: Path) -> None:
+    """MP4, read back by another program of its kind: that many frames, so long, and what they showed."""
+    frames = [np.full((42, 42), 5 * i, np.uint8) for i in range(40)]
+    for frame in frames:
+        frame[:, 21:] = 255
+    Movie(tmp_path / "new" / "play.mp4").write(frames)
+    with av.open(str(tmp_path / "new" / "play.mp4")) as file:
+        stream = file.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == Fraction(35, 2)
+        shown = [frame.to_ndarray(format="gray") for frame in file.decode(stream)]
+    assert [picture.shape for picture in shown] == [(168, 168)] * 20
+    for picture, frame in zip(shown, frames[::2], strict=True):
+        assert abs(float(picture[:, :80].mean()) - float(frame[0, 0])) < 8
+        assert picture[:, 90:].mean() > 245
+
+
+def test_a_movie_that_cannot_be_written_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"play.avi: a movie's name ends in .gif or .mp4$"):
+        Movie(tmp_path / "play.avi")
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'onefold\[video\]'"):
+        Movie(tmp_path / "play.mp4")
+    Movie(tmp_path / "play.gif")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_command_goes_on(tmp_path: Path) -> None:

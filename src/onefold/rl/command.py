@@ -187,22 +187,24 @@ class Eval:
 
 @dataclass(frozen=True)
 class WatchIt:
-    """Write a moving picture (GIF) of a trained agent at play."""
+    """Write a moving picture, GIF or MP4, of a trained agent at play."""
 
     run: RunFolder
     """A run's folder, or its networks.safetensors."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.gif")]
-    """Where to."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
+    """Where to: play.gif, or play.mp4 (`pip install 'onefold[video]'`)."""
     epsilon: float = 0.01
     """Share of random actions."""
     seed: int = 0
     """Of where the episode starts."""
 
     def __call__(self) -> None:
-        from onefold.rl.play import Player, gif
+        from onefold.rl.movie import Movie
+        from onefold.rl.play import Player
 
+        movie = Movie(self.out)
         played = next(Player(self.run, self.seed, self.epsilon).play(1, pictures=True))
-        gif(played.pictures, self.out)
+        movie.write(played.pictures)
         end = "reached the goal" if played.reached else "did not reach the goal"
         print(f"{self.out}: {played.length} steps, {end}")
 

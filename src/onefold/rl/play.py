@@ -1,4 +1,4 @@
-"""A trained agent at play, from the networks alone: how well it does, and a moving picture of it."""
+"""A trained agent at play, from the networks alone: how well it does, and what it saw."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 
 from onefold import store
 from onefold.errors import FileError, InputError
@@ -18,8 +17,6 @@ from onefold.rl.rows import form
 from onefold.rl.settings import Run, from_plain
 from onefold.rl.values import Values, preferences
 from onefold.rl.worlds import world
-
-FRAMES_PER_SECOND = 35
 
 
 class Played(NamedTuple):
@@ -84,16 +81,3 @@ class Player:
         x = (x.float() / 255 if stack.dtype == np.uint8 else x)[None]
         said = self.values(x)
         return int(preferences(self.run.agent, said, member, self.run.agent.weight.at(self.frames)).argmax())
-
-
-def gif(pictures: list[np.ndarray], path: Path, *, every: int = 2, scale: int = 4) -> None:
-    """A moving picture of grey frames; every second one, four times as large."""
-    if not pictures or pictures[0].ndim != 2:
-        raise InputError("only worlds that are seen as grey images can be shown")
-    shown = [
-        Image.fromarray(picture).resize((picture.shape[1] * scale, picture.shape[0] * scale), 0)
-        for picture in pictures[::every]
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    duration = round(1000 * every / FRAMES_PER_SECOND)
-    shown[0].save(path, save_all=True, append_images=shown[1:], duration=duration, loop=0)

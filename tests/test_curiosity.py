@@ -92,6 +92,20 @@ def test_csds_bonus_is_the_ensembles_variance() -> None:
     torch.testing.assert_close(bonus.value(x), exact.detach(), rtol=1e-3, atol=1e-4)
 
 
+def test_how_bright_an_image_is_does_not_count() -> None:
+    """The relative variance: it has no scale, whereas that of vectors grows with the square of its features'."""
+    generator = Generator().manual_seed(0)
+    found = {}
+    for shape in ((2, 12, 12), (6,)):
+        bonus = CSDNovelty(shape, generator, channels=(4, 4), hidden=(16,), outputs=8)
+        x = torch.rand(5, *shape, generator=generator)
+        before, scale = bonus.value(x), bonus.prior(x).square().sum(1)
+        torch.testing.assert_close(before / (1 if len(shape) == 3 else scale), bonus.model.gap(x))
+        found[len(shape)] = before
+    assert float(found[3].max()) <= 2
+    assert float(found[1].max()) > 2
+
+
 def test_networks_in_one_pass_say_and_learn_what_they_do_in_turn() -> None:
     """Block-diagonal convolutions, which a GPU gets: same vectors, same gradients."""
     novelty = CSDNovelty((6, 20, 14), torch.Generator().manual_seed(0), channels=(4, 8), hidden=(16,), outputs=8)

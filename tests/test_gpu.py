@@ -133,7 +133,7 @@ def test_captured_chains_walk_like_plain_ones(keywords: Any, monkeypatch: pytest
     graphed = fitted()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     graphs: list[None] = []
-    monkeypatch.setattr(sampling, "_replayed", lambda step, *_: graphs.append(None) or step)
+    monkeypatch.setattr(sampling, "replayed", lambda step, *_: graphs.append(None) or step)
     plain, other = fitted(), fitted(seed=1)
     assert len(graphs) == 2
     assert np.mean(graphed.predict(data.x_test) == data.y_test) > 0.7
@@ -208,5 +208,6 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool) -> Non
     far, apart = (
         sum(float((p - q).square().sum()) for p, q in zip(ends[0], others, strict=True)) for others in (start, ends[1])
     )
+    print(f"{name}, compiled {compiled}: apart {apart:.2e}, moved {far:.2e}")
     assert apart < 0.05 * far
     assert all(np.isfinite(value) for mind in minds for value in mind.report().values())

@@ -64,6 +64,15 @@ def test_moments_and_divergence() -> None:
     assert float(gap[1]) == pytest.approx(-math.log(0.9996), rel=1e-3)
 
 
+@pytest.mark.parametrize(("support", "mean"), [(Support(-10, 10, 101), 0.0), (Support(0, 10, 51), 0.0)])
+def test_returns_are_near_zero_at_first_and_anything_is_possible(support: Support, mean: float) -> None:
+    chances = support.first().softmax(0)
+    values, width = support.values(chances), (support.high - support.low) / 40
+    assert float(chances[values.abs() <= 3 * width].sum()) > 0.98
+    assert abs(float(expected(support.first(), support)) - mean) < width
+    assert float(chances.min()) > 0.5 * 0.01 / support.atoms
+
+
 def test_the_values_of_actions_are_picked() -> None:
     values = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).float()
     actions = torch.tensor([[0, 3, 1], [2, 2, 0]])
@@ -126,3 +135,16 @@ def test_members_are_independent_and_duel() -> None:
         value = hidden[:, :5] @ heads.value.weight[m]
         advantage = (hidden[:, 5:] @ heads.advantage.weight[m]).view(6, 3, 2)
         torch.testing.assert_close(found[m], value[:, None] + advantage - advantage.mean(1, keepdim=True))
+
+
+def test_last_layers_have_all_their_digits_beside_convolutions_that_have_not() -> None:
+    """Actions differ by a thousandth; bfloat16 has 256 numbers between 1 and 2."""
+    heads = Heads(7, 5, 3, Generator().manual_seed(0))
+    features = torch.rand(6, 7, generator=Generator().manual_seed(1))
+    with torch.no_grad():
+        heads.value.bias.fill_(100.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = heads(features)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found - 100, heads(features) - 100, rtol=0, atol=0.1)
+    assert (found - 100).unique().numel() == 18

@@ -85,7 +85,10 @@ class Dense(nn.Module):
 
 
 class Heads(nn.Module):
-    """Dueling heads (Wang et al., 2016) of `members` members: features [N, width] to values [M, N, actions, atoms]."""
+    """Dueling heads (Wang et al., 2016) of `members` members: features [N, width] to values [M, N, actions, atoms].
+
+    Their last layers are always in float32: bfloat16 has too few digits for what actions of one frame differ in.
+    """
 
     def __init__(
         self, inputs: int, hidden: int, actions: int, generator: Generator, *, members: int = 1, atoms: int = 1
@@ -97,10 +100,12 @@ class Heads(nn.Module):
         self.advantage = _Layers(members, hidden, actions * atoms, generator)
 
     def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "m n actions atoms"]:
-        value, advantage = F.relu(self.hidden(features.expand(self.members, -1, -1))).chunk(2, -1)
-        value = self.value(value)[:, :, None, :]
-        advantage = self.advantage(advantage).unflatten(-1, (self.actions, self.atoms))
-        return value + advantage - advantage.mean(2, keepdim=True)
+        hidden = F.relu(self.hidden(features.expand(self.members, -1, -1)))
+        with torch.autocast(features.device.type, enabled=False):
+            value, advantage = hidden.float().chunk(2, -1)
+            value = self.value(value)[:, :, None, :]
+            advantage = self.advantage(advantage).unflatten(-1, (self.actions, self.atoms))
+            return value + advantage - advantage.mean(2, keepdim=True)
 
 
 class _Layers(nn.Module):

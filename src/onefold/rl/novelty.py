@@ -39,6 +39,8 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
+    Of images it is the relative variance, without ‖φ₀(x)‖²: that is how bright they are, which no visit changes.
+
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
     """
@@ -63,18 +65,19 @@ class CSDNovelty(nn.Module):
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
         self.views = views or Views()
+        self.relative = len(shape) == 3
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
-        return _variance(self.prior(x).float(), self.model.gap(x))
+        return self._variance(self.prior(x).float(), self.model.gap(x))
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         contexts = self._contexts(x, uniforms)
         passes = self._at_once if x.is_cuda and x.ndim == 4 else self._in_turn
         left, right, here, own, other = passes(x, contexts)
         labels = inner_products(unit(own), unit(other))
-        value = _variance(own.float(), apart(left, here)).detach()
+        value = self._variance(own.float(), apart(left, here)).detach()
         return value, similarity_loss(self.model.matched([left], [right]), labels)
 
     def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
@@ -104,6 +107,10 @@ class CSDNovelty(nn.Module):
 
         both = side_by_side([with_gradients, without], x.device)
         return tuple(z for part in both for z in part)
+
+    def _variance(self, features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        gap = gap.clamp(min=0)
+        return gap if self.relative else features.square().sum(1) * gap
 
     def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
         if x.ndim == 4:
@@ -214,7 +221,3 @@ class Scale(nn.Module):
     @property
     def empty(self) -> bool:
         return bool(self.sums[0] == 0)
-
-
-def _variance(features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return features.square().sum(1) * gap.clamp(min=0)

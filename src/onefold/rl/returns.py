@@ -20,6 +20,16 @@ class Support(NamedTuple):
     def values(self, like: Tensor) -> Float[Tensor, " atoms"]:
         return torch.linspace(self.low, self.high, self.atoms, device=like.device, dtype=torch.float32)
 
+    def first(self) -> Float[Tensor, " atoms"]:
+        """Logits to begin with: returns are near zero, and anything is possible.
+
+        A uniform distribution gets narrower by γⁿ with every copy to the target, so that for a hundred copies its width
+        would drown what actions differ in.
+        """
+        values, width = torch.linspace(self.low, self.high, self.atoms), (self.high - self.low) / 40
+        near = torch.softmax(-0.5 * (values / width).square(), 0)
+        return (0.99 * near + 0.01 / self.atoms).log()
+
 
 def picked(values: Float[Tensor, "... n actions atoms"], actions: Int[Tensor, "... n"]) -> Float[Tensor, "... n atoms"]:
     """The values of these actions."""

@@ -34,6 +34,9 @@ class Values(nn.Module):
         self.trunk = trunk(shape, learning.channels, learning.hidden, generator)
         self.members = heads(self.trunk.width, agent.members, 1) if agent.members else None
         self.returns = heads(self.trunk.width, 1, agent.atoms) if agent.atoms else None
+        if self.returns is not None:
+            with torch.no_grad():
+                self.returns.value.bias.copy_(agent.support.first())
         self.prior: nn.Sequential | None = None
         if agent.prior > 0 and agent.members:
             other = trunk(shape, learning.channels, learning.hidden, generator)
@@ -41,10 +44,10 @@ class Values(nn.Module):
 
     def forward(self, x: Tensor) -> Said:
         z = self.trunk(x)
-        values = None if self.members is None else self.members(z).squeeze(-1).float()
+        values = None if self.members is None else self.members(z).squeeze(-1)
         if values is not None and self.prior is not None:
-            values = values + self.agent.prior * self.prior(x).squeeze(-1).float()
-        return Said(values, None if self.returns is None else self.returns(z)[0].float())
+            values = values + self.agent.prior * self.prior(x).squeeze(-1)
+        return Said(values, None if self.returns is None else self.returns(z)[0])
 
 
 class Judged(NamedTuple):

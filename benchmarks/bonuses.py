@@ -142,12 +142,12 @@ def run(task: str, name: str, beta: float, rate: float, seed: int) -> dict[str, 
 
 
 def kept(job: tuple[Path, str, str, float, float, int]) -> dict[str, Any]:
-    """The run's file, made if it is not there."""
+    """The run's file, made if it is not there or of another length."""
     import json
 
     folder, task, name, beta, rate, seed = job
     path = folder / task / f"{name}-{beta:g}-{rate:g}-seed{seed}.json"
-    if not path.exists():
+    if not path.exists() or json.loads(path.read_text("utf-8"))["steps"] != STEPS[task]:
         found = run(task, name, beta, rate, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found)

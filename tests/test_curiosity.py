@@ -16,6 +16,7 @@ from onefold.rl.learner import Learner
 from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling
 from onefold.rl.replay import Memory
 from onefold.rl.values import Said, Values, judged, preferences
+from onefold.rl.vector import Steps
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
 
 STILL = Views(apply=1, perspective=0, flip=0, crop_area=(1, 1), crop_aspect=1)
@@ -162,6 +163,45 @@ def test_double_q_targets_by_hand() -> None:
     assert float(found.error[0]) == pytest.approx((abs(errors[0]) + abs(errors[1])) / 2)
 
 
+def test_hopes_choose_the_next_action_and_are_part_of_what_it_is_worth() -> None:
+    """Two actions with returns of exactly 1 and 0; hopes of 0 and 3 make the second one the better, worth 3."""
+    agent = Agent(members=0, atoms=9, low=-4.0, high=4.0)
+    sure = torch.full((1, 2, 9), -50.0)
+    sure[0, 0, 5] = sure[0, 1, 4] = 50.0
+    logits = torch.zeros(1, 2, 9, requires_grad=True)
+    said = Said(None, logits)
+    keywords = {"actions": torch.tensor([0]), "rewards": torch.tensor([0.5]), "discounts": torch.tensor([0.5])}
+    for hopes, worth in ((None, 1.0), (torch.tensor([[0.0, 3.0]]), 2.0)):
+        found = judged(agent, said, **keywords, after=Said(None, sure), target=Said(None, sure), hopes=hopes)
+        aim = torch.zeros(9)
+        aim[4 + int(worth)] = 1.0
+        exact = -(aim * torch.full((9,), 1 / 9).log()).sum()
+        torch.testing.assert_close(found.loss.squeeze(), exact)
+        (gradient,) = torch.autograd.grad(found.loss.sum(), logits)
+        torch.testing.assert_close(gradient[0, 0], torch.full((9,), 1 / 9) - aim)
+
+
+def test_an_action_is_new_until_it_was_taken() -> None:
+    """Nothing is gained in this world, and action 0 is all that was ever done in it: so the other one is chosen."""
+    much, never = Ramp(first=5.0, last=5.0, frames=1), Ramp(first=0.0, last=0.0, frames=1)
+    agent = Agent(members=0, atoms=11, bonus="csd", untried=True, weight=much, bonus_lr=1e-3)
+    learning = Learning(memory=Memory(capacity=400, stack=1, n_step=1), batch=32, epsilon=never, hidden=16)
+    mind = Learner(
+        agent, learning, environments=4, frame=(6,), dtype=torch.float32, actions=2, seed=0, device=torch.device("cpu")
+    )
+    rng, no = np.random.default_rng(0), np.zeros(4, bool)
+    for step in range(60):
+        frames = np.eye(6, dtype=np.float32)[rng.integers(0, 6, 4)]
+        mind.observe(Steps(frames, np.zeros(4, np.float32), no, no, no | (step == 0), no, np.zeros((4, 2), np.float32)))
+        mind.replay.actions[int(mind.replay.head)] = 0
+        if step > 10:
+            mind.learn()
+    hopes = mind._hopes(torch.eye(6)) / 5
+    assert float(hopes[:, 0].max()) < 0.5 * float(hopes[:, 1].min())
+    assert float(hopes.max()) <= 2
+    assert (mind.answer() == 1).all()
+
+
 def test_a_distribution_is_moved_towards_that_of_the_action_which_is_better_online() -> None:
     agent = Agent(members=0, atoms=3, low=0.0, high=2.0)
     sure = torch.tensor([[-50.0, 0.0, -50.0]])  # of 1
@@ -207,12 +247,20 @@ def test_members_act_each_for_its_own_episode_and_differ_by_their_priors() -> No
         ({"members": 0}, "an agent needs members, or at least two atoms"),
         ({"choice": "member"}, "needs at least two members"),
         ({"members": 3, "choice": "information"}, "needs at least two members, and atoms"),
+        ({"untried": True}, "untried actions need CSD's bonus, no members, and choice 'greedy'$"),
         ({"low": 1.0, "high": 0.0}, "the support goes from low to high"),
     ],
 )
 def test_agents_that_cannot_be_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Agent(**keywords)
+
+
+def test_untried_actions_of_images_are_refused() -> None:
+    agent, learning = Agent(members=0, atoms=11, bonus="csd", untried=True), Learning(channels=(4,), hidden=8)
+    where: dict[str, Any] = {"environments": 2, "frame": (12, 12), "dtype": torch.uint8, "actions": 3}
+    with pytest.raises(InputError, match=r"worlds of vectors only$"):
+        Learner(agent, learning, **where, seed=0, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", AGENTS)

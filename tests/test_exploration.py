@@ -1,4 +1,4 @@
-"""Curiosity finds what chance does not: the deceptive chain of 40 states."""
+"""Curiosity finds what chance does not: the deceptive chain of 40 states, and the deep sea of 20 by 20."""
 
 from pathlib import Path
 
@@ -24,3 +24,21 @@ def test_chance_does_not(seed: int, tmp_path: Path) -> None:
     episodes = Folder(tmp_path / "run").rows("episodes.csv")
     assert len(episodes) >= 150
     assert not any(int(row["reached"]) for row in episodes)
+
+
+@pytest.mark.parametrize(("size", "frames"), [(8, 5000), pytest.param(20, 24_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_csd_finds_the_treasure_and_goes_on_finding_it(size: int, frames: int, seed: int, tmp_path: Path) -> None:
+    """Of 20 by 20 cells one way in a million leads there. Untried actions count as new, so that every one is taken."""
+    for _ in train(run_of("csd", f"deep-sea-{size}", frames, seed), tmp_path / "run", device="cpu", every=10**6):
+        pass
+    episodes = Folder(tmp_path / "run").rows("episodes.csv")
+    last = [int(row["reached"]) for row in episodes[-100:]]
+    assert sum(last) > 50
+
+
+@pytest.mark.slow
+def test_chance_finds_no_treasure(tmp_path: Path) -> None:
+    for _ in train(run_of("dqn", "deep-sea-20", 24_000, 0), tmp_path / "run", device="cpu", every=10**6):
+        pass
+    assert not any(int(row["reached"]) for row in Folder(tmp_path / "run").rows("episodes.csv"))

@@ -34,6 +34,10 @@ class Agent:
     `choice` is what to do: the best on average, what is best for the member that an episode was given, or by
     information-directed sampling. `bonus` is added to rewards with weight `weight`, which is the scale of confidence
     for information-directed sampling. Support and what is not said in the paper: docs/log.md.
+
+    With `untried`, for vectors, CSD's bonus is of a state and an action together, and the share of the prior variance
+    that is left, a number between 0 and 1. So an action can be new before it is taken: it counts, too, when the next
+    one is chosen, and in what a state is worth (Rashid et al., 2020).
     """
 
     members: int = 1
@@ -41,6 +45,7 @@ class Agent:
     prior: float = 0.0
     choice: Choice = "greedy"
     bonus: Curiosity = "none"
+    untried: bool = False
     weight: Ramp = field(default_factory=lambda: Ramp(first=0.1, last=0.01, frames=3.3e6))
     low: float = -10.0
     high: float = 10.0
@@ -54,6 +59,8 @@ class Agent:
             raise InputError("choice 'member' needs at least two members")
         if self.choice == "information" and (self.members < 2 or self.atoms == 0):
             raise InputError("choice 'information' needs at least two members, and atoms")
+        if self.untried and (self.bonus != "csd" or self.members or self.choice != "greedy"):
+            raise InputError("untried actions need CSD's bonus, no members, and choice 'greedy'")
         if not self.low < self.high:
             raise InputError(f"the support goes from low to high, not from {self.low} to {self.high}")
 

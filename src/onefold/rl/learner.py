@@ -1,20 +1,23 @@
 """The learner: observe, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from onefold.errors import TrainingError
+from onefold.errors import InputError, TrainingError
 from onefold.methods.prior import generators
 from onefold.nets import Standardise
 from onefold.rl.agents import Agent, Learning
 from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale
 from onefold.rl.replay import Drawn, Replay
+from onefold.rl.returns import picked
 from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.vector import Steps
 from onefold.streams import replayed, side_by_side
@@ -52,7 +55,7 @@ class Learner:
         weights, curious, chance = generators(seed, 3)
         self.values = Values(agent, learning, shape, actions, weights).to(device)
         self.target = Values(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
-        self.bonus: Any = _bonus(agent, shape, curious)
+        self.bonus: Any = _bonus(agent, shape, actions, curious)
         self.bonus = None if self.bonus is None else self.bonus.to(device)
         self.scale = Scale().to(device)
         self.chance = Generator(device).manual_seed(chance.initial_seed())
@@ -105,7 +108,8 @@ class Learner:
     def learn(self) -> None:
         """One update of everything from one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            _standardise(self.bonus.first, _prepared(self.replay.frames[: int(self.replay.head) + 1]))
+            seen = _prepared(self.replay.frames[: int(self.replay.head) + 1])
+            _standardise(self.bonus.first, _pairs(seen.flatten(0, 1), self.actions) if self.agent.untried else seen)
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
         self.updates += 1
@@ -174,13 +178,16 @@ class Learner:
         weight = self.agent.weight.at(self.frames)
         with self._autocast():
             said = self._say(self.values, self.replay.newest())
-        best = preferences(self.agent, said, self.member, weight).argmax(1)
+        liked = preferences(self.agent, said, self.member, weight)
+        if self.agent.untried:
+            liked = liked + self._hopes(self.replay.newest())
+        best = liked.argmax(1)
         at_random = (self._luck[:, 1] * self.actions).long()
         self._chosen.copy_(torch.where(self._luck[:, 2] < self.learning.epsilon.at(self.frames), at_random, best))
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        pick, importance = self.replay.pick, self.learning.importance.at(self.frames)
+        pick, importance, untried = self.replay.pick, self.learning.importance.at(self.frames), self.agent.untried
         picked, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
         drawn = self._fetch(*picked)
         for optimiser in self.optimisers:
@@ -190,8 +197,9 @@ class Learner:
             rewards = drawn.rewards
             if self.bonus is not None:
                 self.scale.update(news)
-                rewards = rewards + self.agent.weight.at(self.frames) * self.scale(news)
-            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target)
+                rewards = rewards + self.agent.weight.at(self.frames) * (news if untried else self.scale(news))
+            hopes = self._hopes(drawn.next_states) if untried else None
+            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target, hopes)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()
         norm, *_ = side_by_side([self._step, *(optimiser.step for optimiser in self.optimisers[1:])], self.device)
@@ -210,11 +218,17 @@ class Learner:
             lambda: no_grad(self._say)(self.target, y),
         ]
         if self.bonus is not None:
-            functions.append(lambda: self._see(self.bonus, y, self._uniforms[:, 1:]))
+            new = picked(_pairs(x, self.actions), drawn.actions) if self.agent.untried else y
+            functions.append(lambda: self._see(self.bonus, new, self._uniforms[:, 1:]))
         with self._autocast():
             said, after, target, *seen = side_by_side(functions, self.device)
         news, curious = seen[0] if seen else (nothing[None], nothing)
         return said, after, target, news, curious
+
+    def _hopes(self, x: Tensor) -> Float[Tensor, "n actions"]:
+        """What each action is worth for being new."""
+        news = self.bonus.value(_pairs(x, self.actions).flatten(0, 1)).view(len(x), self.actions)
+        return self.agent.weight.at(self.frames) * news
 
     def _step(self) -> Tensor:
         """Move the values, and say how long the gradient was."""
@@ -269,10 +283,19 @@ def _prepared(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def _bonus(agent: Agent, shape: tuple[int, ...], generator: Generator) -> Novelty | None:
+def _bonus(agent: Agent, shape: tuple[int, ...], actions: int, generator: Generator) -> Novelty | None:
+    if agent.untried and len(shape) > 1:
+        raise InputError("untried actions can be told from others in worlds of vectors only")
+    if agent.untried:
+        return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
     kinds = {"none": None, "rnd": RNDNovelty, "csd": CSDNovelty}
     kind = kinds[agent.bonus]
     return None if kind is None else kind(shape, generator)
+
+
+def _pairs(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
+    """Every state with every action: the state in the action's own columns, nothing in the others."""
+    return torch.einsum("nd,ab->nabd", x, torch.eye(actions, device=x.device)).flatten(2)
 
 
 @torch.no_grad()

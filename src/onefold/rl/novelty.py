@@ -39,7 +39,7 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    Of images it is the relative variance, without ‖φ₀(x)‖²: that is how bright they are, which no visit changes.
+    `relative` leaves ‖φ₀(x)‖² out, as it is for images by default: there that is brightness, which no visit changes.
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
@@ -55,17 +55,18 @@ class CSDNovelty(nn.Module):
         outputs: int = OUTPUTS,
         views: Views | None = None,
         noise: float = 0.0,
+        relative: bool | None = None,
         first: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.noise = noise
+        self.relative = len(shape) == 3 if relative is None else relative
         self.first: Any = first or Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
         self.views = views or Views()
-        self.relative = len(shape) == 3
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
 
     @torch.no_grad()

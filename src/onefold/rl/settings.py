@@ -67,7 +67,7 @@ def _value(hint: Any, value: Any) -> Any:
         if not all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             raise InputError("settings have lists of whole numbers only")
         return tuple(value)
-    expected = {int: int, float: (int, float), str: str}.get(hint, (str, int, float))
-    if not isinstance(value, expected) or isinstance(value, bool):
+    expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, (str, int, float))
+    if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
         raise InputError(f"a setting is {value!r}, which cannot be")
     return float(value) if hint is float else value

@@ -66,17 +66,22 @@ def judged(
     discounts: Float[Tensor, " n"],
     after: Said,
     target: Said,
+    hopes: Float[Tensor, "n actions"] | None = None,
 ) -> Judged:
     """Double Q-learning (van Hasselt et al., 2016): `after` chooses the next action, `target` says what it is worth.
 
     Members learn each from its own target by Huber's loss, the distribution by cross-entropy; the error is the members'
-    mean |δ| or, without members, the divergence from the target.
+    mean |δ| or, without members, the divergence from the target. `hopes` is what next actions are worth beyond their
+    values, when one of them is chosen and in what the next state is worth (Rashid et al., 2020).
     """
     loss, error, outside = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards)), rewards.new_zeros(())
     if said.logits is not None:
         assert after.logits is not None
         assert target.logits is not None
-        best = expected(after.logits, agent.support).argmax(-1)
+        means = expected(after.logits, agent.support)
+        best = (means if hopes is None else means + hopes).argmax(-1)
+        if hopes is not None:
+            rewards = rewards + discounts * hopes.gather(-1, best[:, None]).squeeze(-1)
         chances = picked(target.logits, best).softmax(-1)
         aim, outside = projected(chances, rewards, discounts, agent.support)
         loss, error = divergence(picked(said.logits, actions), aim)

@@ -40,6 +40,8 @@ def world(name: str, frames: int) -> World:
     )
     if found := re.fullmatch(r"(chain|deep-sea)-(\d{1,3})", name):
         size = int(found[2])
+        if found[1] == "deep-sea":  # a step off the only way to the treasure must not count for the steps before it
+            small = replace(small, memory=replace(small.memory, n_step=1), target_every=80)
         if not 3 <= size <= 100:
             raise InputError(f"a {found[1]} has 3 to 100 states on a side, not {size}")
         return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
@@ -52,6 +54,8 @@ def suited(agent: Agent, name: str, frames: int) -> Agent:
     """The agent with rates and bonus for a small world, where this is one; the paper's are for images."""
     if name in DOOM:
         return agent
+    if name.startswith("deep-sea-") and agent.bonus == "csd":
+        return replace(agent, lr=1e-3, bonus_lr=1e-3, untried=True, weight=Ramp(first=1.5, last=1.5, frames=frames))
     return replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=1.5, last=0.15, frames=frames))
 
 

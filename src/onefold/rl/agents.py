@@ -36,8 +36,8 @@ class Agent:
     for information-directed sampling. Support and what is not said in the paper: docs/log.md.
 
     With `untried`, for vectors, CSD's bonus is of a state and an action together, and the share of the prior variance
-    that is left, a number between 0 and 1. So an action can be new before it is taken: it counts, too, when the next
-    one is chosen, and in what a state is worth (Rashid et al., 2020).
+    that is left: 0 where all is known, 1 where nothing is. So an action can be new before it is taken: it counts, too,
+    when the next one is chosen, and in what a state is worth (Rashid et al., 2020).
     """
 
     members: int = 1

@@ -108,8 +108,8 @@ class Learner:
     def learn(self) -> None:
         """One update of everything from one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            seen = _prepared(self.replay.frames[: int(self.replay.head) + 1])
-            _standardise(self.bonus.first, _pairs(seen.flatten(0, 1), self.actions) if self.agent.untried else seen)
+            seen = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
+            _standardise(self.bonus.first, _pairs(seen, self.actions) if self.agent.untried else _prepared(seen))
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
         self.updates += 1
@@ -188,8 +188,8 @@ class Learner:
 
     def _learned(self) -> None:
         pick, importance, untried = self.replay.pick, self.learning.importance.at(self.frames), self.agent.untried
-        picked, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
-        drawn = self._fetch(*picked)
+        places, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
+        drawn = self._fetch(*places)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
@@ -295,7 +295,7 @@ def _bonus(agent: Agent, shape: tuple[int, ...], actions: int, generator: Genera
 
 def _pairs(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
     """Every state with every action: the state in the action's own columns, nothing in the others."""
-    return torch.einsum("nd,ab->nabd", x, torch.eye(actions, device=x.device)).flatten(2)
+    return torch.einsum("nd,ab->nabd", _prepared(x), torch.eye(actions, device=x.device)).flatten(2)
 
 
 @torch.no_grad()

@@ -297,6 +297,27 @@ def test_augmented_contexts_change_the_fit() -> None:
     np.testing.assert_array_equal(fit("CSD", x).relative(x), augmented)  # the default for images
 
 
+def test_what_all_encodings_have_in_common_does_not_count() -> None:
+    """A layer that adds the same vector to all of them changes nothing, however long that is."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator).numpy()
+    weights = torch.randn(4, 6, generator=generator)
+
+    class Shifted(nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by, self.head = by, nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(x @ weights) + self.by)
+
+    shifted = (from_model(Shifted(by), width=128) for by in (0.0, 30.0))
+    found = [onefold.CSD(kernel, recipe=SHORT, architecture=SMALL, device="cpu").fit(x) for kernel in shifted]
+    for how in ("score", "variance", "relative"):
+        one, other = (getattr(detector, how)(x + 1) for detector in found)
+        np.testing.assert_allclose(one, other, rtol=0.05, atol=0.01 * np.abs(one).max())
+
+
 def test_post_hoc_on_a_users_model() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 3)).train()
     x = pictures(50, 8, 8)

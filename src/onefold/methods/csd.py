@@ -211,7 +211,8 @@ class CSD(Detector, Exports):
         if isinstance(self.kernel, ModelFeatures):
             few = torch.arange(min(len(train), STATISTICS), device=self.device)
             z = torch.cat([self.kernel.encode(train[part]) for part in few.split(256)])
-            shape, first = (z.shape[1],), Standardise.of(z)
+            features.centre = z.mean(0)
+            shape, first = (z.shape[1],), Standardise.of(z - features.centre)
         model = similarity_model(shape or learned.reader.sample_shape, first, self.architecture, model_stream)
         return CSDScorer(model, features, self.score_kind).to(self.device)
 
@@ -296,6 +297,8 @@ class CSD(Detector, Exports):
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del about
         features = empty_map(reader, self.kernel, PRIOR_WIDTH)
+        if "map.centre" in weights:
+            features.centre = torch.empty_like(weights["map.centre"], device="meta")
         own = isinstance(self.kernel, ModelFeatures)
         shape = tuple(weights["model.phi.0.mean"].shape) if own else reader.sample_shape
         model = similarity_model(shape, empty_standardise(shape), self.architecture, None)

@@ -59,13 +59,18 @@ def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:
 class FeatureMap(nn.Module):
     """φ₀ in two steps, z = encode(x) and features(z): of a random network of ours, or of a kernel that was handed in.
 
-    A handed-in kernel and the model inside it are no part of this module: never saved, moved or copied with it.
+    What a model of the user's makes of a sample is seen from `centre`, where there is one: what all samples have in
+    common says nothing about any, and makes all of them similar. A handed-in kernel and the model inside it are no part
+    of this module: never saved, moved or copied with it.
     """
+
+    centre: Tensor | None
 
     def __init__(self, prior: Prior | None, kernel: Kernel | None) -> None:
         super().__init__()
         self.prior = prior
         self.__dict__["kernel"] = kernel
+        self.register_buffer("centre", None)
 
     @property
     def handed_in(self) -> Kernel | None:
@@ -74,7 +79,10 @@ class FeatureMap(nn.Module):
     def encode(self, x: Any) -> Any:
         """What a model of the user's makes of a sample; else the sample itself."""
         kernel = self.handed_in
-        return kernel.encode(x) if isinstance(kernel, ModelFeatures) else x
+        if not isinstance(kernel, ModelFeatures):
+            return x
+        z = kernel.encode(x)
+        return z if self.centre is None else z - self.centre
 
     def features(self, z: Any) -> Float[Tensor, "n width"]:
         """φ₀ of an encoded sample."""

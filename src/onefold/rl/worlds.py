@@ -54,9 +54,10 @@ def suited(agent: Agent, name: str, frames: int) -> Agent:
     """The agent with rates and bonus for a small world, where this is one; the paper's are for images."""
     if name in DOOM:
         return agent
+    agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=1.5, last=0.15, frames=frames))
     if name.startswith("deep-sea-") and agent.bonus == "csd":
-        return replace(agent, lr=1e-3, bonus_lr=1e-3, untried=True, weight=Ramp(first=1.5, last=1.5, frames=frames))
-    return replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=1.5, last=0.15, frames=frames))
+        return replace(agent, untried=True, weight=replace(agent.weight, last=agent.weight.first))
+    return agent
 
 
 def _doom(number: int, variant: str) -> gymnasium.Env:

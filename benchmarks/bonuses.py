@@ -4,7 +4,8 @@
 
 DQN on the deceptive chain of 40; PPO on MiniGrid's MultiRoom-N6: six rooms with closed doors, always the same ones.
 Each bonus is tuned with the same budget: one run for each of `BETAS` × `RATES` with a seed of its own, the best by the
-mean return of the whole run; then five seeds with its settings. A run is one file; runs that are there are skipped, so
+mean return of the whole run; then five seeds with its settings. CSD's bonus is a share and RND's in deviations, so that
+their weights are not of one size: each has a hundredfold range. A run is one file; runs that are there are skipped, so
 that the same command goes on after a stop. The time that the bonus takes is measured in every run.
 """
 
@@ -25,7 +26,10 @@ from onefold.rl.small import Chain
 from onefold.store import write_json
 
 SEEDS, TUNING_SEED = range(5), 100
-BETAS = {"chain": (0.03, 0.1, 0.3), "rooms": (0.01, 0.03, 0.1)}
+BETAS = {
+    "chain": {"rnd": (0.03, 0.3, 3.0), "csd": (0.1, 1.0, 10.0)},
+    "rooms": {"rnd": (0.001, 0.01, 0.1), "csd": (0.01, 0.1, 1.0)},
+}
 RATES = (1e-3, 3e-3)
 STEPS = {"chain": 15_000, "rooms": 400_000}
 LAYOUT = 1  # which six rooms
@@ -165,7 +169,7 @@ def main() -> None:
         for task in options.tasks:
             trials = [
                 (options.out, task, name, beta, rate, TUNING_SEED)
-                for name in ("rnd", "csd") for beta in BETAS[task] for rate in RATES
+                for name in ("rnd", "csd") for beta in BETAS[task][name] for rate in RATES
             ]  # fmt: skip
             found = pool.map(kept, trials, chunksize=1)
             jobs = [(options.out, task, "none", 0.0, 0.0, seed) for seed in SEEDS]

@@ -106,15 +106,28 @@ def test_the_gps_bonus_is_the_closed_form() -> None:
 
 
 @KINDS
-def test_values_are_in_standard_deviations_above_the_mean(kind: Any) -> None:
+def test_values_are_above_the_mean_and_have_a_scale(kind: Any) -> None:
+    """RND's errors are in standard deviations; the others are shares of what was unknown at first already."""
     bonus, plain, x = made(kind), made(kind, normalise=False), numbers(64, 4)
     raw = plain(x)
-    own = (raw - raw.mean()) / raw.std(correction=0).clamp(min=1e-6)  # the first are their own measure
-    torch.testing.assert_close(bonus(x), own, rtol=1e-4, atol=1e-4)
+    unit = raw.std(correction=0) if kind is RNDBonus else 1
+    torch.testing.assert_close(bonus(x), (raw - raw.mean()) / unit, rtol=1e-4, atol=1e-4)  # their own measure, at first
     for _ in range(3):
         bonus.update(x)
         plain.update(x)
-    torch.testing.assert_close(bonus(x), ((plain(x) - plain.scale.mean()) / plain.scale.std()).float())
+    unit = plain.scale.std() if kind is RNDBonus else 1
+    torch.testing.assert_close(bonus(x), ((plain(x) - plain.scale.mean()) / unit).float())
+
+
+@pytest.mark.parametrize("kind", [CSDBonus, LastLayerGPBonus])
+def test_a_share_fades_where_all_has_been_seen(kind: Any) -> None:
+    """From about 1 to about 0, while its mean keeps up with it, so that familiar noise does not look like news."""
+    bonus, x = made(kind, settle=64), numbers(64, 4)
+    plain = made(kind, settle=64, normalise=False)
+    assert abs(float(plain(x).mean()) - 1) < 0.2
+    for _ in range(400):
+        bonus.update(x)
+    assert float(bonus(x).abs().max()) < 0.1
 
 
 @KINDS

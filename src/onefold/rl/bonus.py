@@ -25,6 +25,7 @@ from onefold.rl.observations import Entry, Form, Observations, form_of
 
 KIND = "exploration bonus"
 NOISE = 4.0  # standard deviations, of contexts that are vectors
+MEMORY, LONG_MEMORY = 20, 1000  # minibatches: a mean has to keep up with what fades, a deviation not to
 
 
 @runtime_checkable
@@ -39,11 +40,15 @@ class Curious(Protocol):
 class Bonus(abc.ABC):
     """How new observations are, and learning what has been seen. The first batch tells what observations look like.
 
-    A value is in running standard deviations above the running mean, so that one weight suits every environment and the
-    end of an episode is neither gain nor loss; `normalise=False` leaves it as it is. `update` goes `passes` times
-    through what it is given, in minibatches of at most `batch`. Observations are standardised by the first `settle` of
-    them. `keys` chooses entries of dicts.
+    A value is above the running mean, so that the end of an episode is neither gain nor loss, and has a scale that
+    suits every environment: CSD and LastLayerGP tell the *share* of what was unknown at first that still is, which
+    fades where all has been seen; RND's errors have no scale of their own, and are in running standard deviations.
+    `normalise=False` leaves values as they are. `update` goes `passes` times through what it is given, in minibatches
+    of at most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts.
     """
+
+    share = True
+    """Whether values are 1 where nothing is known and 0 where all is."""
 
     def __init__(
         self,
@@ -76,9 +81,9 @@ class Bonus(abc.ABC):
             return values
         scale = self.scale
         if scale.empty:
-            scale = Scale().to(values.device)
+            scale = self._scale().to(values.device)
             scale.update(values)
-        return scale(values)
+        return scale.above(values) if self.share else scale(values)
 
     @final
     def update(self, observations: Observations) -> float:
@@ -117,7 +122,7 @@ class Bonus(abc.ABC):
     @final
     def _made(self, form: Form) -> None:
         with torch.device("cpu" if self._weights is not None else "meta"):
-            self.first, self.scale = Settling(form.shape, self.settle), Scale()
+            self.first, self.scale = Settling(form.shape, self.settle), self._scale()
         self._module = nn.ModuleDict({"first": self.first, "scale": self.scale})
         self._module["novelty"] = self._network(form.shape, self._weights)
         self._form = form
@@ -135,6 +140,9 @@ class Bonus(abc.ABC):
         self._ready()
         self._relearned({n.removeprefix("learned."): t for n, t in tensors.items() if n.startswith("learned.")})
         self._chance.set_state(tensors["chance"])
+
+    def _scale(self) -> Scale:
+        return Scale(MEMORY if self.share else LONG_MEMORY)
 
     def _settings(self) -> dict[str, Any]:
         names = ("normalise", "keys", "batch", "passes", "settle", "seed")
@@ -219,18 +227,21 @@ class _Distilled(Bonus, abc.ABC):
 
 @final
 class CSDBonus(_Distilled):
-    """The variance of an infinite ensemble of networks trained on what was seen (Eq. 12; Eq. 27), by CSD.
+    """The variance of an infinite ensemble of networks trained on what was seen, as a share of what it was before, by
+    CSD: 1 − φ̄(x)ᵀψ̄(x) (Eq. 27, over the prior's variance).
 
     Contexts are other views of images (perspective, flips, crops), and vectors with noise.
     """
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return CSDNovelty(shape, generator, noise=NOISE, **self._sizes())
+        return CSDNovelty(shape, generator, noise=NOISE, relative=True, **self._sizes())
 
 
 @final
 class RNDBonus(_Distilled):
     """How badly a network predicts a random one (Burda et al., 2018)."""
+
+    share = False
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
         return RNDNovelty(shape, generator, **self._sizes())

@@ -212,11 +212,12 @@ class Scale(nn.Module):
     def std(self) -> Float[Tensor, ""]:
         return (self.sums[2] / self.sums[0] - self.mean().square()).clamp(min=1e-12).sqrt()
 
-    def forward(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """In standard deviations above the mean.
+    def above(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Above the mean: a bonus that is never negative would make every end of an episode a loss, the goal's too."""
+        return (values - self.mean()).to(values.dtype)
 
-        A bonus that is never negative would make every end of an episode a loss, that at the goal too.
-        """
+    def forward(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """In standard deviations above the mean."""
         return ((values - self.mean()) / self.std()).to(values.dtype)
 
     @property

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import onefold
 from onefold import metrics
 from onefold.distil import Architecture
 from onefold.errors import InputError, NotFittedError
-from onefold.kernels import from_model, infinite
+from onefold.kernels import from_model, infinite, last_layer
 from onefold.methods import METHODS
 from onefold.methods.members import entropy, mutual_information, variance
 from onefold.train import Recipe
@@ -316,6 +317,24 @@ def test_what_all_encodings_have_in_common_does_not_count() -> None:
     for how in ("score", "variance", "relative"):
         one, other = (getattr(detector, how)(x + 1) for detector in found)
         np.testing.assert_allclose(one, other, rtol=0.05, atol=0.01 * np.abs(one).max())
+
+
+def test_images_are_seen_from_the_mean_of_their_features(tmp_path: Path) -> None:
+    """The labels are those of features less their mean over train data; without it all images are alike."""
+    x = pictures(60, 8, 8)
+    default, plain = (onefold.CSD(centred=how, recipe=SHORT, architecture=SMALL, device="cpu") for how in (None, False))
+    maps: list[Any] = [detector.fit(x)._fitted().scorer.map for detector in (default, plain)]
+    assert maps[1].centre is None
+    kept = default._fitted().reservoir.samples  # a tenth is held out
+    assert isinstance(kept, torch.Tensor)
+    raw, seen = (one.features(default._fitted().prepare(kept)) for one in reversed(maps))
+    torch.testing.assert_close(maps[0].centre, raw.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen, raw - raw.mean(0), rtol=1e-4, atol=1e-5)
+    assert default._fitted().about["dissimilarity"] > 2 * plain._fitted().about["dissimilarity"]
+    default.save(tmp_path / "d.onefold")
+    np.testing.assert_array_equal(onefold.load(tmp_path / "d.onefold", device="cpu").score(x), default.score(x))
+    with pytest.raises(InputError, match="used as it is"):
+        onefold.CSD(last_layer(nn.Linear(4, 2)), centred=True)
 
 
 def test_post_hoc_on_a_users_model() -> None:

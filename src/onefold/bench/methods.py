@@ -104,7 +104,8 @@ def _csd(name: str, job: Job, x: np.ndarray) -> Callable[[], Detector]:
     kernel = full_ntk(x, preset, seed) if form == "full_ntk" else None
     csd = CSD(
         kernel,
-        augment=0.25 if name == "csd_aug" else 0.0,
+        augment={"csd_aug": 0.25, "csd_default": None}.get(name, 0.0),
+        centred=None if name == "csd_default" else False,
         recipe=preset.recipe(job.rates.csd, warmup=True),
         architecture=architecture,
         seed=seed,

@@ -49,6 +49,7 @@ METHODS: dict[str, Method] = {
         Method("csd", "CSD", ours=True),
         Method("csd_aug", "CSD-Aug", ours=True),
         Method("csd_ood", "CSD-OOD", ours=True),
+        Method("csd_default", "CSD-Aug, centred", ours=True),
         Method("last_layer_gp", "LastLayerGP"),
         *_both("knn", "kNN on the classifier"),
         *_both("energy", "Energy of the classifier"),

@@ -41,7 +41,7 @@ from onefold.train import Recipe, run
 from onefold.types import ArrayLike, Kernel, Scores
 
 PRIOR_WIDTH = 256
-STATISTICS = 4096  # samples whose encodings are standardised by
+STATISTICS = 4096  # samples whose mean and spread are taken
 AUGMENT = 0.5  # share of contexts to augment where nothing is said and the data are images
 
 
@@ -51,6 +51,8 @@ class CSD(Detector, Exports):
     `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14), or
     that of a trained model, kernels.from_model(model): φ and ψ are then small heads on the frozen model.
     `augment` is the share of contexts that go through the paper's augmentations, for images (by default a half).
+    `centred` takes the mean over train data off the features, without which all images are much alike; by default for
+    images and trained models. False is Eq. 14 as it stands.
     `score` is what `score(x)` returns: the variance of Eq. 12, the variance relative to its prior, or by default the
     more alarming of the two in standard deviations of held-out familiar data (a tenth of the train data is kept apart).
     `recipe` is how long and how fast to train, `architecture` the sizes of φ and ψ. After `fit`, `loss` is the mean
@@ -66,6 +68,7 @@ class CSD(Detector, Exports):
         kernel: Kernel | None = None,
         *,
         augment: float | None = None,
+        centred: bool | None = None,
         score: Score = "combined",
         recipe: Recipe | None = None,
         architecture: Architecture | None = None,
@@ -77,8 +80,11 @@ class CSD(Detector, Exports):
         if score not in SCORES:
             raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, Kernel)
+        if centred and not (kernel is None or isinstance(kernel, ModelFeatures)):
+            raise InputError("a kernel that is handed in is used as it is; centre its features yourself")
         self.kernel = kernel
         self.augment = None if augment is None else float(augment)
+        self.centred = None if centred is None else bool(centred)
         self.score_kind: Score = score
         self.recipe = recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100)
         self.architecture = architecture or Architecture()
@@ -115,6 +121,7 @@ class CSD(Detector, Exports):
             asdict(self.architecture),
             self.seed,
             self.augment,
+            self.centred,
             self.score_kind,
             len(train),
         ]
@@ -208,11 +215,15 @@ class CSD(Detector, Exports):
         prior_stream, model_stream = generators(self.seed, 3)[:2]
         features = feature_map(learned, self.kernel, prior_stream, PRIOR_WIDTH)
         shape, first = None, learned.standardise
+        few = torch.arange(min(len(train), STATISTICS), device=self.device).split(256)
         if isinstance(self.kernel, ModelFeatures):
-            few = torch.arange(min(len(train), STATISTICS), device=self.device)
-            z = torch.cat([self.kernel.encode(train[part]) for part in few.split(256)])
-            features.centre = z.mean(0)
-            shape, first = (z.shape[1],), Standardise.of(z - features.centre)
+            z = torch.cat([features.encode(train[part]) for part in few])
+            if self.centred is not False:
+                features.centre = z.mean(0)
+                z = z - features.centre
+            shape, first = (z.shape[1],), Standardise.of(z)
+        elif self.kernel is None and (learned.reader.has_pictures if self.centred is None else self.centred):
+            features.centre = torch.cat([features.features(train[part]) for part in few]).mean(0)
         model = similarity_model(shape or learned.reader.sample_shape, first, self.architecture, model_stream)
         return CSDScorer(model, features, self.score_kind).to(self.device)
 
@@ -283,6 +294,7 @@ class CSD(Detector, Exports):
     def _settings(self) -> dict[str, Any]:
         return {
             "augment": self.augment,
+            "centred": self.centred,
             "score": self.score_kind,
             "recipe": asdict(self.recipe),
             "architecture": asdict(self.architecture),

@@ -59,9 +59,9 @@ def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:
 class FeatureMap(nn.Module):
     """φ₀ in two steps, z = encode(x) and features(z): of a random network of ours, or of a kernel that was handed in.
 
-    What a model of the user's makes of a sample is seen from `centre`, where there is one: what all samples have in
-    common says nothing about any, and makes all of them similar. A handed-in kernel and the model inside it are no part
-    of this module: never saved, moved or copied with it.
+    What a random network of ours or a model of the user's makes of a sample is seen from `centre`, where there is one:
+    what all samples have in common says nothing about any, and makes all of them similar. A handed-in kernel and the
+    model inside it are no part of this module: never saved, moved or copied with it.
     """
 
     centre: Tensor | None
@@ -81,19 +81,21 @@ class FeatureMap(nn.Module):
         kernel = self.handed_in
         if not isinstance(kernel, ModelFeatures):
             return x
-        z = kernel.encode(x)
-        return z if self.centre is None else z - self.centre
+        return self._seen_from_centre(kernel.encode(x))
 
     def features(self, z: Any) -> Float[Tensor, "n width"]:
         """φ₀ of an encoded sample."""
         kernel = self.handed_in
         if self.prior is not None:
-            return self.prior(z)
+            return self._seen_from_centre(self.prior(z))
         if isinstance(kernel, ModelFeatures):
             return kernel.project(z)
         if not isinstance(kernel, FeatureKernel):
             raise InputError(f"{type(kernel).__name__} has no features, only similarities")
         return kernel.features(z)
+
+    def _seen_from_centre(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return z if self.centre is None else z - self.centre
 
     def scale(self, z: Any) -> Float[Tensor, " n"]:
         """Θ(x, x), the prior variance of an encoded sample."""

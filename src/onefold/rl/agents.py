@@ -69,12 +69,21 @@ class Agent:
         return Support(self.low, self.high, self.atoms)
 
 
+UNIT = 0.2
+"""Of a reward of β, for each running deviation of the bonus: in what units the paper has it is not said. With 1, the
+rooms on the way were worth more than the goal (docs/log.md)."""
+
+
+def _fading(first: float, last: float) -> Ramp:
+    return Ramp(first=UNIT * first, last=UNIT * last, frames=3.3e6)
+
+
 AGENTS: dict[str, Agent] = {
     "dqn": Agent(),
     "bdqn": Agent(members=10, prior=1.0, choice="member"),
-    "rnd": Agent(members=0, atoms=101, bonus="rnd", lr=6.25e-4, weight=Ramp(first=1.0, last=0.01, frames=3.3e6)),
+    "rnd": Agent(members=0, atoms=101, bonus="rnd", lr=6.25e-4, weight=_fading(1.0, 0.01)),
     "ids": Agent(members=10, atoms=101, prior=1.0, choice="information"),
-    "csd": Agent(members=0, atoms=101, bonus="csd", lr=6.25e-4),
+    "csd": Agent(members=0, atoms=101, bonus="csd", lr=6.25e-4, weight=_fading(0.1, 0.01), low=-2.0, high=2.0),
 }
 """Table "hpsettingsvizdoom"."""
 

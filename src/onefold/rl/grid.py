@@ -10,18 +10,19 @@ import numpy as np
 
 from onefold.bench.engines import engine
 from onefold.errors import InputError
-from onefold.rl.agents import AGENTS, Agent
+from onefold.rl.agents import AGENTS, UNIT, Agent
 from onefold.rl.folder import CHECKPOINT, PROGRESS, SETTINGS, Folder
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, run_of
 
 RATES = (1.25e-4, 2.5e-4, 3.75e-4, 5e-4, 6.25e-4, 7.5e-4)
+WEIGHTS = tuple(UNIT * weight for weight in (0.05, 0.1, 0.5, 1.0, 5.0, 10.0))
 SPACES: dict[str, dict[str, tuple[float, ...]]] = {  # paper, Table "hpsearchspacevizdoom"
     "dqn": {"lr": RATES},
     "bdqn": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
     "ids": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
-    "rnd": {"lr": RATES, "weight": (0.05, 0.1, 0.5, 1.0, 5.0, 10.0), "bonus_lr": RATES},
-    "csd": {"lr": RATES, "weight": (0.05, 0.1, 0.5, 1.0, 5.0, 10.0), "bonus_lr": RATES},
+    "rnd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
+    "csd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
 }
 LAST = 0.1  # share of a run's episodes by which trials are compared
 

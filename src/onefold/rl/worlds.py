@@ -51,10 +51,11 @@ def world(name: str, frames: int) -> World:
 
 
 def suited(agent: Agent, name: str, frames: int) -> Agent:
-    """The agent with rates and bonus for a small world, where this is one; the paper's are for images."""
+    """The agent with rates, bonus and support for a small world, where this is one; the paper's are for images."""
     if name in DOOM:
         return agent
-    agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=Ramp(first=1.5, last=0.15, frames=frames))
+    weight = Ramp(first=1.5, last=0.15, frames=frames)
+    agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=weight, low=-10.0, high=10.0)
     if name.startswith("deep-sea-") and agent.bonus == "csd":
         return replace(agent, untried=True, weight=replace(agent.weight, last=agent.weight.first))
     return agent

@@ -228,7 +228,7 @@ class _Distilled(Bonus, abc.ABC):
 @final
 class CSDBonus(_Distilled):
     """The variance of an infinite ensemble of networks trained on what was seen, as a share of what it was before, by
-    CSD: 1 − φ̄(x)ᵀψ̄(x) (Eq. 27, over the prior's variance).
+    CSD: 1 − φ̄(x)ᵀψ̄(x) (Eq. 12 and 27, over the prior's variance).
 
     Contexts are other views of images (perspective, flips, crops), and vectors with noise.
     """

@@ -1,10 +1,10 @@
 """Exploration bonuses inside stable-baselines3: a callback for PPO and A2C, replay buffers for DQN, SAC and TD3.
 
 model = PPO("MlpPolicy", env)
-model.learn(1_000_000, callback=IntrinsicCallback(CSDBonus(), beta=0.01))
+model.learn(1_000_000, callback=IntrinsicCallback(CSDBonus(), beta=0.1))
 
 model = DQN("MlpPolicy", env, replay_buffer_class=IntrinsicReplayBuffer,
-            replay_buffer_kwargs={"bonus": CSDBonus(), "beta": 0.1})
+            replay_buffer_kwargs={"bonus": CSDBonus(), "beta": 10.0})
 model.learn(100_000)
 """
 
@@ -67,7 +67,7 @@ class IntrinsicReplayBuffer(ReplayBuffer):
     """For off-policy algorithms: rewards get `beta` times the bonus when they are sampled, so that it is never stale,
     and the bonus learns from what was sampled."""
 
-    def __init__(self, *args: Any, bonus: Curious, beta: float = 0.1, **how: Any) -> None:
+    def __init__(self, *args: Any, bonus: Curious, beta: float = 1.0, **how: Any) -> None:
         super().__init__(*args, **how)
         self.bonus, self.beta = bonus, _checked(beta)
 
@@ -78,7 +78,7 @@ class IntrinsicReplayBuffer(ReplayBuffer):
 class IntrinsicDictReplayBuffer(DictReplayBuffer):
     """The same for observations that are dicts."""
 
-    def __init__(self, *args: Any, bonus: Curious, beta: float = 0.1, **how: Any) -> None:
+    def __init__(self, *args: Any, bonus: Curious, beta: float = 1.0, **how: Any) -> None:
         super().__init__(*args, **how)
         self.bonus, self.beta = bonus, _checked(beta)
 

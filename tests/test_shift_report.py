@@ -683,7 +683,7 @@ def test_every_method_can_be_told_apart_without_colours(tmp_path: Path) -> None:
     assert len(set(looks)) == count
     assert len({point.get_marker() for point in points}) == count  # pyright: ignore[reportAttributeAccessIssue]
     full = [line.get_label() for line in lines if line.get_linestyle() == "-"]  # pyright: ignore[reportAttributeAccessIssue]
-    assert full == [METHODS[name].title for name in ("csd", "csd_aug", "csd_ood", "csd_post_hoc")]
+    assert full == [METHODS[name].title for name in ("csd", "csd_aug", "csd_ood", "csd_default", "csd_post_hoc")]
     assert {line.get_color() for line in lines} <= set(DARK)  # pyright: ignore[reportAttributeAccessIssue]
 
 

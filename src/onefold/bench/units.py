@@ -61,7 +61,8 @@ METHODS: dict[str, Method] = {
     ]
 }
 TABLE = tuple(name for name, method in METHODS.items() if not method.ablation)
-ABLATION = ("csd", *(name for name, method in METHODS.items() if method.ablation), "csd_aug", "csd_ood", "csd_post_hoc")
+ABLATED = tuple(name for name, method in METHODS.items() if method.ablation)
+ABLATION = ("csd", *ABLATED, "csd_aug", "csd_default", "csd_ood", "csd_post_hoc")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ INK, MUTED, FAINT, PAPER = "#1d2733", "#77838f", "#e3e7ec", "#fffffe"
 DARK = {
     INK: "#e9eef3", MUTED: "#94a0ac", FAINT: "#2b3540", PAPER: "#171d24",
     "#c2410c": "#f0803f", "#a3478f": "#d98ac4", "#b87800": "#e6ac3c", "#0068a8": "#4ea6de", "#00785a": "#2fb58f",
-    "#566270": "#a9b5c1", "#3d94cc": "#8cc7ee",
+    "#566270": "#a9b5c1", "#3d94cc": "#8cc7ee", "#8c1c2f": "#e77f8e",
 }  # fmt: skip
-OURS = ("#c2410c", "#a3478f", INK, "#b87800")
+OURS = ("#c2410c", "#a3478f", INK, "#8c1c2f", "#b87800")
 RIVALS = ("#0068a8", "#00785a", "#566270", "#3d94cc")
 DASHES: Sequence[Any] = ((0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.6, 1.2, 1.6)), (0, (8, 3)))
-OURS_MARKS, RIVAL_MARKS = "oDph", "s^vPX<>8d*"
+OURS_MARKS, RIVAL_MARKS = "oDphH", "s^vPX<>8d*"
 SIZE = (3.7, 2.9)  # inches of a panel: the width of a phone
 LONGEST = 30  # letters of a name in a picture
 RC: dict[Any, Any] = {

@@ -70,8 +70,8 @@ class Agent:
 
 
 UNIT = 0.2
-"""Of a reward of β, for each running deviation of the bonus: in what units the paper has it is not said. With 1, the
-rooms on the way were worth more than the goal (docs/log.md)."""
+"""What β is multiplied by, as bonuses are in running deviations: in what units the paper has them is not said. With 1,
+the rooms on the way were worth more than the goal (docs/log.md)."""
 
 
 def _fading(first: float, last: float) -> Ramp:

@@ -109,6 +109,23 @@ def test_how_bright_an_image_is_does_not_count() -> None:
         )
 
 
+def test_features_are_seen_from_their_mean_over_what_was_seen() -> None:
+    bonus = CSDNovelty(
+        (2, 12, 12), Generator().manual_seed(0), channels=(4, 4), hidden=(16,), outputs=8, relative=False
+    )
+    x = torch.rand(600, 2, 12, 12, generator=Generator().manual_seed(1))
+    uniforms = torch.rand(5, bonus.uniforms, generator=Generator().manual_seed(2))
+    uncentred = bonus.seen(x[:5], uniforms)[1]
+    features = bonus.prior(x)
+    bonus.centre_on(x)
+    scale = (features - features.mean(0)).square().sum(1)
+    assert scale.mean() < 0.2 * features.square().sum(1).mean()  # images look much alike to a random network
+    torch.testing.assert_close(bonus.value(x), scale * bonus.model.gap(x), rtol=1e-3, atol=1e-4)
+    value, loss = bonus.seen(x[:5], uniforms)
+    torch.testing.assert_close(value, bonus.value(x[:5]), rtol=1e-3, atol=1e-4)
+    assert loss != uncentred  # labels are of centred features, too
+
+
 def test_networks_in_one_pass_say_and_learn_what_they_do_in_turn() -> None:
     """Block-diagonal convolutions, which a GPU gets: same vectors, same gradients."""
     novelty = CSDNovelty((6, 20, 14), torch.Generator().manual_seed(0), channels=(4, 8), hidden=(16,), outputs=8)
@@ -261,6 +278,26 @@ def test_untried_actions_of_images_are_refused() -> None:
     where: dict[str, Any] = {"environments": 2, "frame": (12, 12), "dtype": torch.uint8, "actions": 3}
     with pytest.raises(InputError, match=r"worlds of vectors only$"):
         Learner(agent, learning, **where, seed=0, device=torch.device("cpu"))
+
+
+def test_an_agent_sees_features_from_their_mean_before_learning_began() -> None:
+    learning = Learning(memory=Memory(capacity=200, stack=2, n_step=2), batch=4, channels=(4, 4), hidden=8)
+    mind = Learner(
+        AGENTS["csd"], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    rng, no = np.random.default_rng(0), np.zeros(2, bool)
+    for step in range(30):
+        frames = rng.integers(0, 256, (2, 12, 12), np.uint8)
+        mind.observe(Steps(frames, np.zeros(2, np.float32), no, no, no | (step == 0), no, np.zeros((2, 2), np.float32)))
+    assert not mind.bonus.centre.any()
+    slots = mind.replay.priority.flatten().nonzero()[:, 0]
+    states = mind.replay.fetch(slots, torch.ones(len(slots))).states / 255
+    mind.learn()
+    torch.testing.assert_close(mind.bonus.centre, mind.bonus.prior(states).mean(0), rtol=0.01, atol=0.01)
+    learned = mind.bonus.centre.clone()
+    mind.learn()
+    assert torch.equal(mind.bonus.centre, learned)
 
 
 @pytest.mark.parametrize("name", AGENTS)

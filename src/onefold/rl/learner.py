@@ -13,9 +13,8 @@ from torch import Generator, Tensor
 
 from onefold.errors import InputError, TrainingError
 from onefold.methods.prior import generators
-from onefold.nets import Standardise
 from onefold.rl.agents import Agent, Learning
-from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale
+from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale, standardise_by
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.returns import picked
 from onefold.rl.values import Said, Values, judged, preferences
@@ -24,6 +23,7 @@ from onefold.streams import replayed, side_by_side
 
 Part = TypeVar("Part", bound=Callable[..., Any])
 COMPILED: dict[str, Any] = {"combo_kernels": True}  # the many small ones that convert weights become few
+CENTRE = 4096  # stacks of frames, the mean of which the bonus's features are seen from
 STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
 
 
@@ -108,8 +108,7 @@ class Learner:
     def learn(self) -> None:
         """One update of everything from one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            seen = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
-            _standardise(self.bonus.first, _pairs(seen, self.actions) if self.agent.untried else _prepared(seen))
+            self._settle()
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
         self.updates += 1
@@ -164,6 +163,14 @@ class Learner:
         for i, (optimiser, parameter) in enumerate(self._moved()):
             own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"adam.{i}.")}
             optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
+
+    def _settle(self) -> None:
+        """Let the bonus see everything in the light of what has been seen before learning begins."""
+        seen = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
+        standardise_by(self.bonus.first, _pairs(seen, self.actions) if self.agent.untried else _prepared(seen))
+        if isinstance(self.bonus, CSDNovelty) and seen.ndim == 3:
+            evenly = torch.full((CENTRE,), 0.5, device=self.device)
+            self.bonus.centre_on(_prepared(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
 
     def _moved(self) -> list[tuple[torch.optim.Adam, Tensor]]:
         """Every parameter that learns, with its optimiser."""
@@ -296,14 +303,6 @@ def _bonus(agent: Agent, shape: tuple[int, ...], actions: int, generator: Genera
 def _pairs(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
     """Every state with every action: the state in the action's own columns, nothing in the others."""
     return torch.einsum("nd,ab->nabd", _prepared(x), torch.eye(actions, device=x.device)).flatten(2)
-
-
-@torch.no_grad()
-def _standardise(first: Standardise, x: Tensor) -> None:
-    """By mean and standard deviation of these observations, one number each."""
-    std, mean = torch.std_mean(x.float(), correction=0)
-    first.mean.copy_(mean)
-    first.std.copy_(std.clamp(min=1e-6))
 
 
 def _placed(value: Tensor, parameter: Tensor) -> Tensor:

@@ -40,6 +40,8 @@ class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
     `relative` leaves ‖φ₀(x)‖² out, as it is for images by default: there that is brightness, which no visit changes.
+    φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
+    network, and without what they have in common new rooms stand out more (docs/log.md).
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
@@ -68,17 +70,25 @@ class CSDNovelty(nn.Module):
         self.prior = Prior(self.first, prior)
         self.views = views or Views()
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
+        self.register_buffer("centre", torch.zeros(HIDDEN[0]))
+
+    @torch.no_grad()
+    def centre_on(self, x: Tensor) -> None:
+        """See φ₀ from its mean over these observations."""
+        self.centre: Tensor
+        self.centre.copy_(torch.cat([self.prior(part) for part in x.split(256)]).mean(0))
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
-        return self._variance(self.prior(x).float(), self.model.gap(x))
+        return self._variance(self.prior(x) - self.centre, self.model.gap(x))
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         contexts = self._contexts(x, uniforms)
         passes = self._at_once if x.is_cuda and x.ndim == 4 else self._in_turn
         left, right, here, own, other = passes(x, contexts)
+        own, other = own - self.centre, other - self.centre
         labels = inner_products(unit(own), unit(other))
-        value = self._variance(own.float(), apart(left, here)).detach()
+        value = self._variance(own, apart(left, here)).detach()
         return value, similarity_loss(self.model.matched([left], [right]), labels)
 
     def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
@@ -151,6 +161,14 @@ class RNDNovelty(nn.Module):
         del uniforms
         errors = self.scorer(x)
         return errors.detach(), errors.mean()
+
+
+@torch.no_grad()
+def standardise_by(first: Standardise, x: Tensor) -> None:
+    """By mean and standard deviation of these observations, one number each."""
+    std, mean = torch.std_mean(x.float(), correction=0)
+    first.mean.copy_(mean)
+    first.std.copy_(std.clamp(min=1e-6))
 
 
 class Settling(nn.Module):

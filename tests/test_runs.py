@@ -173,6 +173,14 @@ def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tm
         assert float((own - shared).norm() / own.norm()) < 0.005
 
 
+def test_the_agent_that_is_given_away_walks_to_the_goal() -> None:
+    """Its networks were trained on a GPU, elsewhere: ViZDoom itself, from the sparse task's far start."""
+    shared = Path(__file__).parent.parent / "results" / "agents" / "my-way-home-sparse" / "csd" / "seed1"
+    (played,) = Player(shared, 0, 0.0).play(1)
+    assert played.reached
+    assert played.length < 600  # of 2,100; a scripted walk takes 408 at least
+
+
 def test_settings_come_back_from_a_file() -> None:
     for agent in AGENTS:
         run = run_of(agent, "chain-8", 1000, 0)

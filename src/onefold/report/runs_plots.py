@@ -23,10 +23,11 @@ Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
 
 UNFINISHED = (0, (1, 1.6))
 BEYOND = {"intervals": 0.6, "lines": 0.1}  # of the lines' height, above and below them
+FEWEST = 3  # runs for an interval: that of two is six times as wide as they lie apart, and fills the picture
 WIDE = 30  # values of which the largest is so many times the smallest are on a logarithmic axis
 SHADED = (
     "Lines are means over whole runs: of each, the mean of the episodes that ended in every fiftieth of the frames. "
-    "Shaded are 90 % intervals by Student's t, where an agent has two whole runs or more."
+    "Shaded are 90 % intervals by Student's t, where an agent has three whole runs or more; two are thin lines."
 )
 INSIDE = (
     "From progress.csv, since learning began; intervals may run out of the picture. Bonus: before its weight. Loss: of "
@@ -39,7 +40,7 @@ class Kind(NamedTuple):
     """What a panel shows: its name, its axis, a run's curve times `scale`, and which runs have one.
 
     Its height is for shares from 0 to 100 %, or for its lines and their intervals; but of those only so much that the
-    lines can still be seen: over two runs, they may be very wide.
+    lines can still be seen: over three runs, they may be very wide.
     """
 
     title: str
@@ -167,10 +168,12 @@ def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title
         for lines in found:
             style = styles[lines.row.title]
             ax.plot(lines.x, lines.middle, color=style.colour, ls=style.line, lw=style.width)
-            if len(lines.whole) > 1:
+            if len(lines.whole) >= FEWEST:
                 half = t_half(lines.whole)
                 band = lines.middle - half, lines.middle + half
                 ax.fill_between(lines.x, *band, color=style.colour, alpha=0.16, lw=0)
+            elif len(lines.whole) == 2:
+                ax.plot(lines.x, lines.whole.T, color=style.colour, ls=style.line, lw=0.8, alpha=0.7)
             for x, y in lines.unfinished:
                 end = np.flatnonzero(np.isfinite(y))[-1:].tolist()
                 ax.plot(x, y, color=style.colour, ls=UNFINISHED, lw=1.3, marker="x", ms=5, markevery=end)
@@ -205,7 +208,11 @@ def _keys(worlds: Sequence[World], styles: dict[str, Style]) -> list[Artist]:
     found: list[Artist] = []
     for title, row in rows.items():
         style, n = styles[title], len(row.whole)
-        many = f", {'1 seed, no interval' if n == 1 else f'{n} seeds'}" if len(worlds) == 1 else ""
+        many = (
+            f", {'1 seed, no interval' if n == 1 else '2 seeds, thin lines' if n == 2 else f'{n} seeds'}"
+            if len(worlds) == 1
+            else ""
+        )
         found.append(
             Line2D([], [], color=style.colour, ls=style.line, lw=style.width, label=plain(f"{title}{many}", 44))
         )

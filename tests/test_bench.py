@@ -281,10 +281,11 @@ def test_ray_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    doomed = cluster.add_node(num_cpus=1)
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
     try:
+        doomed = cluster.add_node(num_cpus=1)  # only now, so that this process belongs to the other one
+        cluster.wait_for_nodes()
         names = {node["NodeID"]: node for node in ray.nodes()}
         assert len(names) == 2
         jobs = [(str(tmp_path), number, 3.0) for number in range(4)]

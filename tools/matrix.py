@@ -58,7 +58,7 @@ CHECKS: dict[str, list[str]] = {
     "av": ["tests/test_runs.py::test_a_movie_shows_every_second_frame_at_the_games_own_pace"],
     "vizdoom": ["tests/test_doom.py"],
     "stable-baselines3": ["tests/test_sb3.py"],
-    "gymnasium": ["tests/test_doom.py", "tests/test_small_worlds.py"],
+    "gymnasium": ["tests/test_doom.py", "tests/test_small_worlds.py", "tests/test_bonus.py"],
     "tensorboard": ["tests/test_runs.py::test_visits_are_counted_where_and_when_they_were"],
     "optuna": ["tests/test_bench.py::test_a_search_tries_every_value_once_and_goes_on_with_the_best"],
     "pyarrow": ["tests/test_sources.py"],

@@ -126,9 +126,9 @@ class Reader:
 
     @property
     def batch_size(self) -> int:
-        """Samples to read at once, so that memory stays bounded for large ones."""
+        """Samples to read at once, so that memory stays bounded for large ones, and what networks make of them."""
         numbers = sum(max(1, torch.Size(shape).numel()) for shape in self.shapes.values())
-        return max(16, min(MOST, BATCH_BYTES // (8 * numbers)))
+        return max(16, min(MOST, BATCH_BYTES // (32 * numbers)))
 
     def random(self, count: int) -> Batch | None:
         """Random raw samples between the least and the greatest train value; none of whole numbers or large samples."""

@@ -29,7 +29,7 @@ from onefold.fitted import Fitted
 from onefold.inputs import batch_length, check_seed, joined, map_batch, named, pick_device
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Score
-from onefold.methods.csd_scorer import CSDScorer, residuals
+from onefold.methods.csd_scorer import AT_ONCE, CSDScorer, residuals
 from onefold.methods.prior import check_kernel, empty_map, empty_standardise, feature_map, generators
 from onefold.methods.streaming import both_halves, update_recipe
 from onefold.metrics import rank_correlation
@@ -215,7 +215,7 @@ class CSD(Detector, Exports):
         prior_stream, model_stream = generators(self.seed, 3)[:2]
         features = feature_map(learned, self.kernel, prior_stream, PRIOR_WIDTH)
         shape, first = None, learned.standardise
-        few = torch.arange(min(len(train), STATISTICS), device=self.device).split(256)
+        few = torch.arange(min(len(train), STATISTICS), device=self.device).split(AT_ONCE)
         if isinstance(self.kernel, ModelFeatures):
             z = torch.cat([features.encode(train[part]) for part in few])
             if self.centred is not False:

@@ -11,6 +11,8 @@ from onefold.methods.combine import Combine, Score, scored
 from onefold.methods.prior import FeatureMap, generators
 from onefold.samples import Samples
 
+AT_ONCE = 64  # samples that go through networks together: images may be large
+
 
 class CSDScorer(nn.Module):
     """Relative variance and prior scale of a batch, and the score made of them."""
@@ -44,13 +46,22 @@ class CSDScorer(nn.Module):
 def residuals(scorer: CSDScorer, train: Samples, seed: int, device: torch.device) -> dict[str, float]:
     """How much of the kernel over train pairs the regression explains, and how unlike two train samples are."""
     picked = torch.randperm(len(train), generator=generators(seed, 1)[0])[:EXAMINED].to(device)
-    z = scorer.map.encode(train[picked])
-    theta = scorer.map.labels(z, z)
+    parts = [scorer.map.encode(train[part]) for part in picked.split(AT_ONCE)]
+    if scorer.map.has_features:
+        features = torch.cat([scorer.map.features(z) for z in parts])
+        theta = features @ features.T
+    else:
+        z = torch.cat(parts)
+        theta = scorer.map.labels(z, z)
     if scorer.model.normalise:
         length = theta.diagonal().clamp(min=1e-30).sqrt()
         theta = theta / length[:, None] / length
     pairs = ~torch.eye(len(picked), dtype=torch.bool, device=theta.device)
-    truth, found = theta[pairs].double(), scorer.model(z, z).to(theta.device)[pairs].double()
+    left, right = (
+        [torch.cat(vectors) for vectors in zip(*map(side, parts), strict=True)]
+        for side in (scorer.model.left, scorer.model.right)
+    )
+    truth, found = theta[pairs].double(), scorer.model.matched(left, right).to(theta.device)[pairs].double()
     spread = float((truth - truth.mean()).square().mean())
     explained = 1 - float((found - truth).square().mean()) / max(spread, 1e-30)
     own = float(theta.diagonal().mean())

@@ -79,8 +79,9 @@ class Same(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def rooms() -> Any:
-    import minigrid  # registers its worlds  # noqa: F401
-    from minigrid.wrappers import ImgObsWrapper
+    # No part of what developers install: only this benchmark needs it.
+    import minigrid  # noqa: F401  # pyright: ignore[reportMissingImports]
+    from minigrid.wrappers import ImgObsWrapper  # pyright: ignore[reportMissingImports]
 
     return OneHot(ImgObsWrapper(Same(gymnasium.make("MiniGrid-MultiRoom-N6-v0"))))
 

@@ -131,11 +131,10 @@ const openDetail = (item) => {
   const position = roll.where[item], body = $("detail-body");
   $("detail-name").textContent = data.names[item];
   $("detail-place").textContent = `${whole(position + 1)} of ${whole(roll.list.length)}`;
+  const pressed = document.activeElement;
   $("previous").disabled = position === 0;
   $("next").disabled = position === roll.list.length - 1;
-  for (const id of ["previous", "next"]) { // a button that has just been switched off must not keep the keyboard
-    if ($(id).disabled && document.activeElement === $(id)) $("close").focus();
-  }
+  if (pressed?.disabled) $("close").focus(); // what has just been switched off has no use for the keyboard
   body.replaceChildren();
   const sides = make("div", data.pictures ? "sides" : "sides single", "", body);
   if (data.pictures) {

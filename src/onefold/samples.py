@@ -15,7 +15,7 @@ from onefold.reservoir import Reservoir, capacity_for
 from onefold.sources import ArraySource, Indexed, NamedSource, Source, form_of, open_source
 from onefold.types import ArrayLike, Batch
 
-CPU_BUDGET = 192 * 2**20  # bytes of raw samples to keep: reading is quick beside a training step on a CPU
+CPU_BUDGET = 256 * 2**20  # bytes of raw samples to keep: reading is quick beside a training step on a CPU
 HELD_OUT = 1000
 REMEMBERED, REMEMBERED_BYTES = 5000, 32 * 2**20  # samples that go with the detector into its file
 

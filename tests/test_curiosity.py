@@ -10,6 +10,7 @@ from torch import Generator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.distil import similarity_loss
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
 from onefold.rl.learner import Learner
@@ -115,7 +116,6 @@ def test_features_are_seen_from_their_mean_over_what_was_seen() -> None:
     )
     x = torch.rand(600, 2, 12, 12, generator=Generator().manual_seed(1))
     uniforms = torch.rand(5, bonus.uniforms, generator=Generator().manual_seed(2))
-    uncentred = bonus.seen(x[:5], uniforms)[1]
     features = bonus.prior(x)
     bonus.centre_on(x)
     scale = (features - features.mean(0)).square().sum(1)
@@ -123,7 +123,9 @@ def test_features_are_seen_from_their_mean_over_what_was_seen() -> None:
     torch.testing.assert_close(bonus.value(x), scale * bonus.model.gap(x), rtol=1e-3, atol=1e-4)
     value, loss = bonus.seen(x[:5], uniforms)
     torch.testing.assert_close(value, bonus.value(x[:5]), rtol=1e-3, atol=1e-4)
-    assert loss != uncentred  # labels are of centred features, too
+    contexts = bonus._contexts(x[:5], uniforms)
+    own, other = (F.normalize(bonus.prior(z) - features.mean(0), dim=1) for z in (x[:5], contexts))
+    torch.testing.assert_close(loss, similarity_loss(bonus.model(x[:5], contexts), own @ other.T))
 
 
 def test_networks_in_one_pass_say_and_learn_what_they_do_in_turn() -> None:

@@ -51,7 +51,7 @@ def residuals(scorer: CSDScorer, train: Samples, seed: int, device: torch.device
         features = torch.cat([scorer.map.features(z) for z in parts])
         theta = features @ features.T
     else:
-        z = torch.cat(parts)
+        z = scorer.map.encode(train[picked])
         theta = scorer.map.labels(z, z)
     if scorer.model.normalise:
         length = theta.diagonal().clamp(min=1e-30).sqrt()

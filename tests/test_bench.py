@@ -80,7 +80,10 @@ def test_sets_are_found_by_family_and_ones_own_by_path(tmp_path: Path) -> None:
     assert choose(PRESETS["quick"], tmp_path, (), ()).ids == ("mnist", "kmnist_10k", "notmnist_22k")
     make_set(tmp_path, "kmnist", 40, 9)
     assert choose(PRESETS["quick"], tmp_path, (), ()).ids == ("mnist", "kmnist", "notmnist_22k")
+    assert choose(PRESETS["quick"], tmp_path, ("kmnist",), ()).strange == ("mnist", "notmnist_22k")
+    assert choose(PRESETS["quick"], tmp_path, ("kmnist",), ("mnist",)).strange == ("mnist",)
     own = f"mine={tmp_path / 'other.npz'}"
+    assert choose(PRESETS["quick"], tmp_path, ("mnist", own), ()).strange == ()
     data = choose(PRESETS["quick"], tmp_path, ("mnist", own), ("kmnist_10k",))
     assert set(strange_sets(data, "mnist", PRESETS["quick"])) == {"mine", "kmnist_10k", *PERTURBED}
     assert set(strange_sets(data, own, PRESETS["quick"])) == {"mnist", "kmnist_10k", *PERTURBED}
@@ -175,8 +178,10 @@ def begun(folder: Path) -> Results:
 
 def test_a_folder_belongs_to_settings_and_data(tmp_path: Path) -> None:
     results = begun(tmp_path / "r")
-    results.begin(settings_of(SMOKE), {"digits": "abc", "letters": "def"})
-    assert results.about()["data"] == {"digits": "abc", "letters": "def"}
+    results.begin(settings_of(SMOKE), {"digits": "abc"})
+    with pytest.raises(InputError, match="results on digits, this run is on digits, letters: they cannot stand in one"):
+        results.begin(settings_of(SMOKE), {"digits": "abc", "letters": "def"})
+    assert results.about()["data"] == {"digits": "abc"}
     with pytest.raises(InputError, match="preset 'smoke' with other settings: name another folder"):
         results.begin(settings_of(PRESETS["quick"]), {"digits": "abc"})
     with pytest.raises(InputError, match="other images of 'digits'"):
@@ -374,7 +379,7 @@ def test_an_ablation_is_every_form_of_csd(tmp_path: Path, monkeypatch: pytest.Mo
     assert plans[0].methods == ABLATION
     assert set(ABLATION) == {name for name, method in METHODS.items() if method.ours}
     assert plans[0].ids == ("fashion_mnist", "kmnist_10k")
-    assert plans[0].strange == ("mnist",)
+    assert choose(PRESETS["ablate"], tmp_path, plans[0].ids, plans[0].strange).strange == ("mnist",)
 
 
 @pytest.mark.parametrize("method", ["csd-small_init", "csd-random_pairs", "csd-full_ntk", "csd_post_hoc-train"])

@@ -31,9 +31,10 @@ class BenchRun:
     methods: tuple[str, ...] = ()
     """Some methods only, for example: csd csd_aug ens3. `onefold bench methods` lists them."""
     ids: tuple[str, ...] = ()
-    """Familiar sets, each against all others: names in the data folder, or your own as name=file.npz."""
+    """Familiar sets, each against all others: names in the data folder, or your own as name=file.npz. Those of the
+    paper that are not named here stay strange sets, unless one of your own or --strange is given."""
     strange: tuple[str, ...] = ()
-    """More sets that are only ever strange."""
+    """Sets that are only ever strange."""
     seeds: tuple[int, ...] = ()
     """Which seeds; by default ten, three for what takes long (paper)."""
     engine: Literal["serial", "processes", "ray"] = "serial"

@@ -29,7 +29,7 @@ class Results:
         return self.folder / CLASSIFIERS
 
     def begin(self, settings: Mapping[str, Any], data: Mapping[str, str]) -> None:
-        """Make the folder, or go on with it if it belongs to the same settings and data; sets may be added."""
+        """Make the folder, or go on with it if it belongs to the same settings and data."""
         about = {"format": FORMAT, "settings": json.loads(json.dumps(settings)), "data": dict(data)}
         path = self.folder / MANIFEST
         if path.exists():
@@ -42,10 +42,13 @@ class Results:
             changed = [name for name, digest in data.items() if known["data"].get(name, digest) != digest]
             if changed:
                 raise InputError(f"{self.folder} holds results on other images of {changed[0]!r}: name another folder")
-            about["data"] = {**known["data"], **data}
-            if about["data"] == known["data"]:
-                return
-        elif self.folder.exists() and any(p.name != LOCK for p in self.folder.iterdir()):
+            if set(data) != set(known["data"]):
+                raise InputError(
+                    f"{self.folder} holds results on {', '.join(known['data'])}, this run is on {', '.join(data)}: "
+                    "they cannot stand in one table, as strange sets differ; name another folder"
+                )
+            return
+        if self.folder.exists() and any(p.name != LOCK for p in self.folder.iterdir()):
             raise InputError(f"{self.folder} is not empty and holds no benchmark: name another folder with -o")
         write_json(path, about)
 

@@ -71,13 +71,11 @@ def run(plan: Plan) -> Iterator[Progress]:
 
 def ablation(plan: Plan) -> Iterator[Progress]:
     """What each choice in CSD is worth, on FashionMNIST and KMNIST unless other sets are named."""
-    strange: tuple[str, ...] = ()
     if not plan.ids and not PRESETS[plan.preset].small:
         found = choose(PRESETS[plan.preset], data_dir(plan.data_dir), (), ()).ids
         ids = tuple(name for name in found if name.startswith(("fashion_mnist", "kmnist")))
-        strange = tuple(name for name in found if name not in ids)
         plan = dataclasses.replace(plan, ids=ids)
-    yield from run(dataclasses.replace(plan, methods=ABLATION, strange=strange))
+    yield from run(dataclasses.replace(plan, methods=ABLATION))
 
 
 def _worked(jobs: Sequence[Job], results: Results, plan: Plan) -> Iterator[Progress]:

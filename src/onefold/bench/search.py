@@ -54,7 +54,8 @@ def search(plan: Plan, method: str) -> Iterator[Tried]:
     """
     if method not in SPACES:
         raise InputError(f"there is no search space for {method!r}; there are those of {', '.join(SPACES)}")
-    jobs, results = planned(dataclasses.replace(plan, methods=(method,), seeds=plan.seeds[:1] or (0,)))
+    sets = {"ids": plan.ids[:1], "strange": plan.ids[1:]}
+    jobs, results = planned(dataclasses.replace(plan, **sets, methods=(method,), seeds=plan.seeds[:1] or (0,)))
     job, held = jobs[0], {}
     with results.locked():
         results.begin({**settings_of(job.preset), "search": True}, identity(job.data, job.preset))

@@ -45,14 +45,20 @@ class Data:
 
 
 def choose(preset: Preset, folder: Path, ids: tuple[str, ...], strange: tuple[str, ...]) -> Data:
-    """The sets of a run: embedded ones for smoke, else those asked for, else what is there of the paper's four."""
+    """The sets of a run: embedded ones for smoke, else those asked for, else what is there of the paper's four.
+
+    Some of the paper's sets alone still meet all the others, so that units of several runs can stand in one table.
+    """
     if preset.small:
         if ids not in ((), EMBEDDED) or strange:
             raise InputError(f"the preset {preset.name!r} runs on embedded data: leave --ids and --strange out")
         return Data(EMBEDDED, ("letters",))
     there = found(folder)
+    of_the_paper = tuple(name for family in FAMILIES for name in _of_family(family, list(there))[:1])
+    if ids and not strange and set(ids) <= set(of_the_paper):
+        strange = tuple(name for name in of_the_paper if name not in ids)
     if not ids:
-        ids = tuple(name for family in FAMILIES for name in _of_family(family, list(there))[:1])
+        ids = of_the_paper
         if len(ids) + len(strange) < 2:
             raise InputError(
                 f"{folder} holds {', '.join(there) or 'no image sets'}: get the paper's with onefold data fetch "

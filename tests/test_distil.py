@@ -221,6 +221,10 @@ def test_labels_are_cached_similarities(generator: Generator) -> None:
     torch.testing.assert_close(unit(index, x[index], c), cosine)
     ntk = Labels(LAW, x, normalise=True)(index, x[index], c)
     torch.testing.assert_close(ntk, (LAW(x[index], c) / (LAW.diag(x[index])[:, None] * LAW.diag(c)).sqrt()).float())
+    own = x[index]
+    torch.testing.assert_close(
+        Labels(LAW, x, normalise=True)(index, own, own), Labels(LAW, x, normalise=True)(index, own, own.clone())
+    )
 
 
 @pytest.mark.parametrize("normalise", [True, False])

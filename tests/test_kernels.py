@@ -85,6 +85,8 @@ def test_empirical_ntk_is_the_inner_product_of_gradients(generator: Generator) -
     torch.testing.assert_close(kernel.full(x1, x2), expected, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(kernel(x1, x2), expected.diagonal(dim1=2, dim2=3).mean(-1), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(kernel.diag(x1), kernel(x1, x1).diagonal())
+    torch.testing.assert_close(kernel(x1, x1), kernel(x1, x1.clone()))  # one pass over the same samples, or two
+    torch.testing.assert_close(kernel.full(x1, x1), kernel.full(x1, x1.clone()))
 
 
 def test_parameter_subsets_add_up(generator: Generator) -> None:

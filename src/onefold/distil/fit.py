@@ -106,7 +106,8 @@ class Labels:
     def _from_kernel(self, x: Tensor, c: Tensor) -> Tensor:
         theta = self.kernel(x, c)
         if self.normalise:
-            scale = (self.kernel.diag(x)[:, None] * self.kernel.diag(c)[None, :]).sqrt()
+            left, right = [theta.diagonal()] * 2 if c is x else [self.kernel.diag(side) for side in (x, c)]
+            scale = (left[:, None] * right[None, :]).sqrt()
             theta = torch.where(scale > 0, theta / scale, 0.0)
         return theta.to(x.device, torch.float32)
 

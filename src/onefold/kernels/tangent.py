@@ -43,20 +43,18 @@ class EmpiricalNTK:
         n1, n2 = batch_length(x1), batch_length(x2)
         outputs, rows = self._plan(x1, lambda outputs: n1 * n2 * outputs**2)
         result = torch.zeros(n1, n2, outputs, outputs, dtype=torch.float64, device=self._device)
-        for i, left in self._blocks(x1, rows):
-            for j, right in self._blocks(x2, rows):
-                k = _products([a.flatten(0, 1) for a in left], [b.flatten(0, 1) for b in right])
-                k = k.reshape(len(left[0]), outputs, len(right[0]), outputs)
-                result[i : i + len(left[0]), j : j + len(right[0])] = k.transpose(1, 2)
+        for i, left, j, right in self._pairs(x1, x2, rows):
+            k = _products([a.flatten(0, 1) for a in left], [b.flatten(0, 1) for b in right])
+            k = k.reshape(len(left[0]), outputs, len(right[0]), outputs)
+            result[i : i + len(left[0]), j : j + len(right[0])] = k.transpose(1, 2)
         return result.to(batch_tensors(x1)[0].device)
 
     def __call__(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2"]:
         n1, n2 = batch_length(x1), batch_length(x2)
         outputs, rows = self._plan(x1, lambda _: n1 * n2)
         result = torch.zeros(n1, n2, dtype=torch.float64, device=self._device)
-        for i, left in self._blocks(x1, rows):
-            for j, right in self._blocks(x2, rows):
-                result[i : i + len(left[0]), j : j + len(right[0])] = _products(left, right) / outputs
+        for i, left, j, right in self._pairs(x1, x2, rows):
+            result[i : i + len(left[0]), j : j + len(right[0])] = _products(left, right) / outputs
         return result.to(batch_tensors(x1)[0].device)
 
     def diag(self, x: Batch) -> Float64[Tensor, " n"]:
@@ -109,6 +107,13 @@ class EmpiricalNTK:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _pairs(self, x1: Batch, x2: Batch, rows: int) -> Iterator[tuple[int, list[Tensor], int, list[Tensor]]]:
+        """Every block of the one against every block of the other; gradients for both sides are computed once."""
+        for i, left in self._blocks(x1, rows):
+            both = x1 is x2 and len(left[0]) == batch_length(x1)
+            for j, right in [(i, left)] if both else self._blocks(x2, rows):
+                yield i, left, j, right
 
     def _blocks(self, x: Batch, rows: int) -> Iterator[tuple[int, list[Tensor]]]:
         """(start, gradients [rows, outputs, *parameter] of each parameter) for one block of samples after another."""

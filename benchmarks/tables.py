@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
-from onefold.bench.units import METHODS, TABLE
+from onefold.bench.cell import means
+from onefold.bench.units import ABLATION, METHODS, TABLE
 from onefold.report import runs_read, runs_table, runs_text
 from onefold.report.shift import TARGET_DATA, Row, Section, Table, build
 from onefold.report.shift_files import md
@@ -145,11 +146,51 @@ def fit() -> list[str]:
         [f"{contexts}, {way}", *(f"{times[part]:.{n}f}" for part, n in FIT), f"{times['speed_up']:.1f} ×"]
         for contexts, ways in result("fit")["times"].items()
         for way, times in ways.items()
+        if way != "floor"
     ]
-    return grid(["contexts and loop", "step, ms", "set-up, s", "memory beyond the data, MiB", "against plain"], rows)
+    floors = [ways["floor"] for ways in result("fit")["times"].values()]
+    one, times = floors[0], " and ".join(f"{floor['captured_over_floor']:.0f}" for floor in floors)
+    note = (
+        f"The arithmetic alone, {one['operations_g']:.0f} · 10⁹ operations at the {one['rate_t']:.0f} · 10¹² a second "
+        f"of a large matrix product there, would take {one['floor_ms']:.2f} ms: captured steps take {times} times that."
+    )
+    heads = ["contexts and loop", "step, ms", "set-up, s", "memory beyond the data, MiB", "against plain"]
+    return [*grid(heads, rows), "", note]
 
 
 FIT = (("step_ms", 2), ("set_up_s", 1), ("memory_mib", 0))
+
+
+def column() -> list[str]:
+    """Ten seeds one after another and together."""
+    rows = [
+        [way, *(f"{times[part]:.1f}" for part in ("all_s", "set_up_s", "steps_s")), f"{times['speed_up']:.2f} ×"]
+        for way, times in result("column")["times"].items()
+    ]
+    return grid([f"{result('column')['seeds']} seeds", "all, s", "set-up, s", "steps, s", "against the first"], rows)
+
+
+def ablation() -> list[str]:
+    """Every form of CSD by all three of its scores, on every set; what its labels cost."""
+    units = collect(RESULTS / "ablation").units
+    names = list(dict.fromkeys(unit.id for unit in units))
+    rows = []
+    for method in (name for name in ABLATION if any(unit.method == name for unit in units)):
+        own = [[unit for unit in units if (unit.method, unit.id) == (method, name)] for name in names]
+        figures = [
+            _spread([means(unit.scores[kind], "auroc")[0] for unit in of_set]) for of_set in own for kind in KINDS
+        ]
+        seconds = median(unit.cost["fit_s"] for of_set in own for unit in of_set)
+        rows.append([md(METHODS[method].title), *figures, f"{seconds:.0f}", "/".join(str(len(found)) for found in own)])
+    heads = [f"{md(name)}, {kind}" for name in names for kind in ("default score", "variance", "relative variance")]
+    return grid(["form of CSD", *heads, "fit, s", "seeds"], rows)
+
+
+KINDS = ("score", "variance", "relative")
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{mean(values):.1f}" + (f"{FIXED}{stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def bonuses() -> list[str]:
@@ -286,7 +327,7 @@ def _section(section: Section) -> list[str]:
 Writer = Callable[[], list[str]]
 README: tuple[Writer, ...] = (detectors, scoring, demo)
 PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit, bonuses, agents,
+    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agents,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
 )  # fmt: skip
 PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}

@@ -25,6 +25,7 @@ from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import from_model
 from onefold.methods import METHODS
 from onefold.methods.combine import Combine
+from onefold.methods.prior import FeatureMap
 from onefold.train import Recipe
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
@@ -125,6 +126,38 @@ def test_features_are_what_enters_the_dense_head(user: str, width: int) -> None:
 def test_the_scale_of_a_wide_random_layer_is_known_beforehand() -> None:
     kernel, x = from_model(nn.Linear(6, 2), width=2**17), torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kernel.scale(kernel.encode(x)), kernel.diag(x), rtol=0.03, atol=0)
+    more = torch.linspace(-3, 3, 20)[:, None]
+    found = kernel.project(kernel.encode(x), more).square().sum(1)
+    torch.testing.assert_close(kernel.scale(kernel.encode(x), more), found, rtol=0.03, atol=0)
+    torch.testing.assert_close(found, (x.square().sum(1) + more[:, 0] ** 2) / 6, rtol=0.03, atol=0)
+
+
+def test_encodings_are_a_direction_from_the_mean_one_and_a_length() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(1, 1, (500, 6)) * rng.uniform(0.5, 2, (500, 1))
+    kernel = from_model(nn.Linear(6, 2), width=None)
+    features = FeatureMap(None, kernel)
+    features.centre_encodings(torch.tensor(z, dtype=torch.float32))
+    length = np.linalg.norm(z, axis=1)
+    unit = z / length[:, None] * math.sqrt(6)
+    spread = ((unit - unit.mean(0)) ** 2).sum(1).mean()
+    weighted = (np.log(length) - np.log(length).mean()) / np.log(length).std() * math.sqrt(0.1 * spread)
+    expected = np.concatenate([unit - unit.mean(0), weighted[:, None]], 1)
+    found = features.encode(torch.tensor(z, dtype=torch.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(features.features(found), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(features.scale(found), (expected**2).sum(1), rtol=1e-4)
+
+
+def test_encodings_of_one_length_or_of_none_are_judged_like_any() -> None:
+    """Unit vectors, as many models give: rounding is no length; and an input that says nothing to the model is odd."""
+    features = FeatureMap(None, from_model(nn.Linear(6, 2)))
+    z = torch.nn.functional.normalize(torch.randn(500, 6, generator=torch.Generator().manual_seed(0)), dim=1)
+    features.centre_encodings(z)
+    assert features.encode(z)[:, -1].abs().max() < 1e-2
+    nothing = features.encode(torch.zeros(1, 6))
+    assert nothing.isfinite().all()
+    assert features.scale(nothing) > features.scale(features.encode(z)).max()
 
 
 def test_dense_layers_behind_convolutions_are_skipped() -> None:

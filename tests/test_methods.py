@@ -19,6 +19,7 @@ from onefold.distil import Architecture
 from onefold.errors import InputError, NotFittedError
 from onefold.kernels import from_model, infinite, last_layer
 from onefold.methods import METHODS
+from onefold.methods.csd_scorer import CSDScorer
 from onefold.methods.members import entropy, mutual_information, variance
 from onefold.train import Recipe
 
@@ -299,24 +300,35 @@ def test_augmented_contexts_change_the_fit() -> None:
 
 
 def test_what_all_encodings_have_in_common_does_not_count() -> None:
-    """A layer that adds the same vector to all of them changes nothing, however long that is."""
+    """Nor does the unit they are in: times any number, scores stay; plus any vector, samples do not become alike."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 4, generator=generator).numpy()
     weights = torch.randn(4, 6, generator=generator)
 
-    class Shifted(nn.Module):
-        def __init__(self, by: float) -> None:
+    class Moved(nn.Module):
+        def __init__(self, times: float, plus: float) -> None:
             super().__init__()
-            self.by, self.head = by, nn.Linear(6, 2)
+            self.times, self.plus, self.head = times, plus, nn.Linear(6, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.tanh(x @ weights) + self.by)
+            return self.head(self.times * (torch.tanh(x @ weights) + self.plus))
 
-    shifted = (from_model(Shifted(by), width=128) for by in (0.0, 30.0))
-    found = [onefold.CSD(kernel, recipe=SHORT, architecture=SMALL, device="cpu").fit(x) for kernel in shifted]
+    def fitted(times: float, plus: float, centred: bool | None = None) -> onefold.CSD:
+        kernel = from_model(Moved(times, plus), width=128)
+        return onefold.CSD(kernel, centred=centred, recipe=SHORT, architecture=SMALL, device="cpu").fit(x)
+
+    def alike(detector: onefold.CSD) -> float:
+        scorer = detector._fitted().scorer
+        assert isinstance(scorer, CSDScorer)
+        features = scorer.map
+        unit = torch.nn.functional.normalize(features.features(features.encode(torch.from_numpy(x))), dim=1)
+        return float((unit @ unit.T).mean())
+
+    one, other = fitted(1, 0), fitted(7, 0)
     for how in ("score", "variance", "relative"):
-        one, other = (getattr(detector, how)(x + 1) for detector in found)
-        np.testing.assert_allclose(one, other, rtol=0.05, atol=0.01 * np.abs(one).max())
+        np.testing.assert_allclose(getattr(one, how)(x + 1), getattr(other, how)(x + 1), rtol=1e-3, atol=1e-4)
+    assert alike(fitted(1, 30, centred=False)) > 0.99
+    assert alike(fitted(1, 30)) < 0.5
 
 
 def test_images_are_seen_from_the_mean_of_their_features(tmp_path: Path) -> None:

@@ -38,15 +38,19 @@ def test_the_table_of_detectors_is_the_committed_result() -> None:
             assert row in README or (kind != "score" and not method.startswith("CSD")), row
 
 
-def test_the_default_score_is_never_far_below_the_better_of_the_two() -> None:
-    """Half a point, on every set, for every detector that has the choice, in the mean over the seeds."""
+def test_the_default_score_is_as_far_below_the_better_of_the_two_as_the_page_says() -> None:
+    """For every set and every detector that has the choice, in the mean over the seeds."""
     cells = json.loads((ROOT / "results" / "detectors.json").read_text())["cells"]
     choices = [name for name, cell in cells.items() if "relative" in cell and name.endswith("seed0")]
-    assert len(choices) == 20
+    gains = []
     for name in choices:
         both = [cells[name], cells[name.replace("seed0", "seed1")]]
         score, variance, relative = (sum(c[k]["mean"] for c in both) / 2 for k in ("score", "variance", "relative"))
-        assert score > max(variance, relative) - 0.5, name
+        gains.append(score - max(variance, relative))
+    said = re.search(r"above both in (\d+) cells of (\d+), and at worst ([\d.]+) below the better one", README)
+    assert said is not None
+    assert (sum(gain > 0 for gain in gains), len(gains)) == (int(said[1]), int(said[2]))
+    assert -min(gains) == pytest.approx(float(said[3]), abs=0.05)
 
 
 def test_post_hoc_beats_its_rivals_on_every_set() -> None:
@@ -73,9 +77,13 @@ def test_the_table_of_costs_is_the_committed_result_and_keeps_its_promises(devic
     assert passes["ensemble of 15"] / passes["CSD"] >= 7
 
 
-RESULTS = ["demo.json", "toy.json", "detectors.json", "fit.json", "growth.json", "scoring_cpu.json", "scoring_gpu.json"]
+RESULTS = [
+    *("demo.json", "toy.json", "detectors.json", "fit.json", "column.json", "growth.json"),
+    *("scoring_cpu.json", "scoring_gpu.json"),
+]
 RUNS = {
     "shift": {"settings", "data"},
+    "ablation": {"settings", "data"},
     "bonuses": {"task", "bonus", "beta", "rate", "seed", "steps"},
     "agents": {"run"},
 }  # what each file says

@@ -160,6 +160,17 @@ def test_encodings_of_one_length_or_of_none_are_judged_like_any() -> None:
     assert features.scale(nothing) > features.scale(features.encode(z)).max()
 
 
+def test_encodings_of_one_direction_are_told_apart_by_their_lengths() -> None:
+    lengths = torch.linspace(1, 2, 200)[:, None]
+    features = FeatureMap(None, from_model(nn.Linear(1, 2), width=64))
+    seen = features.features(features.centre_encodings(lengths))
+    assert seen.any(1).all()
+    found = onefold.CSD(from_model(nn.Linear(1, 2)), recipe=SHORT, architecture=SMALL, device="cpu").fit(
+        lengths.numpy()
+    )
+    assert found.variance(np.array([[40.0]])) > found.variance(lengths.numpy()).max()
+
+
 def test_dense_layers_behind_convolutions_are_skipped() -> None:
     """The convolutional trunk still knows what the dense layers have forgotten."""
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 20), nn.ReLU(), nn.Linear(20, 3))

@@ -219,8 +219,7 @@ class CSD(Detector, Exports):
         if isinstance(self.kernel, ModelFeatures):
             z = torch.cat([features.encode(train[part]) for part in few])
             if self.centred is not False:
-                features.centre_encodings(z)
-                z = torch.cat([features.encode(train[part]) for part in few])
+                z = features.centre_encodings(z)
             shape, first = (z.shape[1],), Standardise.of(z)
         elif self.kernel is None and (learned.reader.has_pictures if self.centred is None else self.centred):
             features.centre = torch.cat([features.features(train[part]) for part in few]).mean(0)

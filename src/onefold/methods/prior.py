@@ -20,6 +20,7 @@ from onefold.types import FeatureKernel, Kernel
 CHANNELS = (32,)  # of a random network for images (paper, Table "hpsettingsood")
 LENGTH = 0.1  # variance of the logarithm of an encoding's length, in that of its direction
 SHARPEST = 1e-3  # the least spread of that logarithm: a thousandth more or less is no difference
+ONE_DIRECTION = 1e-6  # variance of directions below which they are all the same, and lengths are all there is
 
 
 def generators(seed: int, count: int) -> list[Generator]:
@@ -88,19 +89,22 @@ class FeatureMap(nn.Module):
         kernel = self.handed_in
         if not isinstance(kernel, ModelFeatures):
             return x
-        z = kernel.encode(x)
+        return self._seen(kernel.encode(x))
+
+    def centre_encodings(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d1"]:
+        """See encodings from the mean of these, from now on: directions from the mean direction, lengths apart."""
+        direction, length = _polar(z)
+        self.centre = direction.mean(0)
+        spread = (direction - self.centre).square().sum(1).mean().clamp(min=ONE_DIRECTION)
+        std, mean = torch.std_mean(length, correction=0)
+        self.length = torch.stack([mean, (LENGTH * spread).sqrt() / std.clamp(min=SHARPEST)])
+        return self._seen(z)
+
+    def _seen(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d1"]:
         if self.centre is None or self.length is None:
             return z
         direction, length = _polar(z)
         return torch.cat([direction - self.centre, (length - self.length[0]) * self.length[1]], dim=1)
-
-    def centre_encodings(self, z: Float[Tensor, "n d"]) -> None:
-        """See encodings from the mean of these, from now on: directions from the mean direction, lengths apart."""
-        direction, length = _polar(z)
-        self.centre = direction.mean(0)
-        spread = (direction - self.centre).square().sum(1).mean()
-        std, mean = torch.std_mean(length, correction=0)
-        self.length = torch.stack([mean, (LENGTH * spread).sqrt() / std.clamp(min=SHARPEST)])
 
     def features(self, z: Any) -> Float[Tensor, "n width"]:
         """φ₀ of an encoded sample."""

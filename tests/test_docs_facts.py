@@ -161,7 +161,7 @@ def test_the_words_about_the_benchmark_hold(tables: ModuleType) -> None:
         lead = auroc(name, "csd_post_hoc", "auroc_foreign") - auroc(name, "knn", "auroc_foreign")
         assert (lead < 0) == (name == "notmnist_22k")
     average = [duel for duel in table.average.duels if (duel.ours.method, duel.rival.method) == ("csd_post_hoc", "knn")]
-    assert round(average[0].foreign.mean, 1) == -0.2
+    assert round(average[0].foreign.mean, 1) == -0.3
 
 
 def test_results_name_every_file_seed_and_what_the_data_are() -> None:

@@ -25,7 +25,7 @@ from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import from_model
 from onefold.methods import METHODS
 from onefold.methods.combine import Combine
-from onefold.methods.prior import FeatureMap
+from onefold.methods.prior import middle
 from onefold.train import Recipe
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
@@ -126,49 +126,26 @@ def test_features_are_what_enters_the_dense_head(user: str, width: int) -> None:
 def test_the_scale_of_a_wide_random_layer_is_known_beforehand() -> None:
     kernel, x = from_model(nn.Linear(6, 2), width=2**17), torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kernel.scale(kernel.encode(x)), kernel.diag(x), rtol=0.03, atol=0)
-    more = torch.linspace(-3, 3, 20)[:, None]
-    found = kernel.project(kernel.encode(x), more).square().sum(1)
-    torch.testing.assert_close(kernel.scale(kernel.encode(x), more), found, rtol=0.03, atol=0)
-    torch.testing.assert_close(found, (x.square().sum(1) + more[:, 0] ** 2) / 6, rtol=0.03, atol=0)
 
 
-def test_encodings_are_a_direction_from_the_mean_one_and_a_length() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.normal(1, 1, (500, 6)) * rng.uniform(0.5, 2, (500, 1))
-    kernel = from_model(nn.Linear(6, 2), width=None)
-    features = FeatureMap(None, kernel)
-    features.centre_encodings(torch.tensor(z, dtype=torch.float32))
-    length = np.linalg.norm(z, axis=1)
-    unit = z / length[:, None] * math.sqrt(6)
-    spread = ((unit - unit.mean(0)) ** 2).sum(1).mean()
-    weighted = (np.log(length) - np.log(length).mean()) / np.log(length).std() * math.sqrt(0.1 * spread)
-    expected = np.concatenate([unit - unit.mean(0), weighted[:, None]], 1)
-    found = features.encode(torch.tensor(z, dtype=torch.float32))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(features.features(found), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(features.scale(found), (expected**2).sum(1), rtol=1e-4)
+def test_encodings_are_seen_from_half_way_to_their_mean() -> None:
+    z = torch.tensor([[0.0, 4.0], [4.0, 0.0], [0.0, 0.0], [4.0, 4.0]])
+    torch.testing.assert_close(middle(z), torch.tensor([1.0, 1.0]))
+    far = middle(z + 1000)  # what is kept of a large vector that all share is half as long as they spread, √8
+    torch.testing.assert_close(far, torch.tensor([1001.0, 1001.0]), rtol=0, atol=1e-3)
+    torch.testing.assert_close(middle(torch.zeros(3, 2)), torch.zeros(2))
+    torch.testing.assert_close(middle(7 * z), 7 * middle(z))
 
 
-def test_encodings_of_one_length_or_of_none_are_judged_like_any() -> None:
-    """Unit vectors, as many models give: rounding is no length; and an input that says nothing to the model is odd."""
-    features = FeatureMap(None, from_model(nn.Linear(6, 2)))
-    z = torch.nn.functional.normalize(torch.randn(500, 6, generator=torch.Generator().manual_seed(0)), dim=1)
-    features.centre_encodings(z)
-    assert features.encode(z)[:, -1].abs().max() < 1e-2
-    nothing = features.encode(torch.zeros(1, 6))
-    assert nothing.isfinite().all()
-    assert features.scale(nothing) > features.scale(features.encode(z)).max()
-
-
-def test_encodings_of_one_direction_are_told_apart_by_their_lengths() -> None:
-    lengths = torch.linspace(1, 2, 200)[:, None]
-    features = FeatureMap(None, from_model(nn.Linear(1, 2), width=64))
-    seen = features.features(features.centre_encodings(lengths))
-    assert seen.any(1).all()
-    found = onefold.CSD(from_model(nn.Linear(1, 2)), recipe=SHORT, architecture=SMALL, device="cpu").fit(
-        lengths.numpy()
-    )
-    assert found.variance(np.array([[40.0]])) > found.variance(lengths.numpy()).max()
+def test_what_says_little_to_a_model_lies_opposite_to_the_familiar() -> None:
+    """After a ReLU, as most encodings are: seen from the mean, weak inputs would be as near to some as to others."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(500, 64, generator=generator).relu()
+    weak = 0.1 * torch.randn(50, 64, generator=generator).relu()
+    alike = torch.nn.functional.cosine_similarity((weak - middle(z))[:, None], z - middle(z), dim=2)
+    assert alike.mean() < -0.25
+    central = torch.nn.functional.cosine_similarity((weak - z.mean(0))[:, None], z - z.mean(0), dim=2)
+    assert abs(central.mean()) < 0.05
 
 
 def test_dense_layers_behind_convolutions_are_skipped() -> None:

@@ -114,20 +114,16 @@ class ModelFeatures:
         """What the model makes of a batch, in float32, where the batch lies."""
         return self._encoder(x).to(batch_tensors(x)[0].device, torch.float32)
 
-    def project(self, z: Float[Tensor, "n d"], more: Float[Tensor, "n 1"] | None = None) -> Float[Tensor, "n width"]:
-        """φ from what `encode` gave, and one coordinate more where there is one."""
-        if self._projection is not None:
-            z = self._projection(z, more)
-        elif more is not None:
-            z = torch.cat([z, more], dim=1)
+    def project(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
+        """φ from what `encode` gave."""
+        z = z if self._projection is None else self._projection(z)
         return F.normalize(z, dim=1) if self.normalise else z
 
-    def scale(self, z: Float[Tensor, "n d"], more: Float[Tensor, "n 1"] | None = None) -> Float[Tensor, " n"]:
-        """k(x, x) of the same, without the random layer: it is ‖z‖²/D however wide, up to chance."""
+    def scale(self, z: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """k(x, x) from what `encode` gave, without the random layer: it is ‖z‖²/D however wide, up to chance."""
         if self.normalise:
             return torch.ones_like(z[:, 0])
-        squares = z.square().sum(1) if more is None else z.square().sum(1) + more[:, 0].square()
-        return squares if self._projection is None else squares / z.shape[1]
+        return z.square().sum(1) if self._projection is None else z.square().mean(1)
 
     def features(self, x: Batch) -> Float[Tensor, "n width"]:
         return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
@@ -140,20 +136,19 @@ class ModelFeatures:
 
 
 class _RandomReLU:
-    """A fixed random layer, made from the seed when the number of inputs is known; its last row is for one more."""
+    """A fixed random layer, made from the seed when the number of inputs is known."""
 
     def __init__(self, width: int, seed: int) -> None:
         self._width, self._seed = width, seed
         self._matrix: Tensor | None = None
 
-    def __call__(self, z: Float[Tensor, "n d"], more: Float[Tensor, "n 1"] | None = None) -> Float[Tensor, "n width"]:
+    def __call__(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
         if self._matrix is None:
             generator = Generator().manual_seed(self._seed)
-            self._matrix = torch.randn(z.shape[1] + 1, self._width, generator=generator) / math.sqrt(z.shape[1])
-        if len(self._matrix) != z.shape[1] + 1:
+            self._matrix = torch.randn(z.shape[1], self._width, generator=generator) / math.sqrt(z.shape[1])
+        if len(self._matrix) != z.shape[1]:
             raise LayerError(
-                f"the layer gave {z.shape[1]} features, {len(self._matrix) - 1} before: name one of fixed size"
+                f"the layer gave {z.shape[1]} features, {len(self._matrix)} before: name one of fixed size"
             )
         self._matrix = self._matrix.to(z.device)
-        product = z @ self._matrix[:-1]
-        return F.relu(product if more is None else product + more * self._matrix[-1]) * math.sqrt(2 / self._width)
+        return F.relu(z @ self._matrix) * math.sqrt(2 / self._width)

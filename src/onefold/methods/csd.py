@@ -30,7 +30,7 @@ from onefold.inputs import batch_length, check_seed, joined, map_batch, named, p
 from onefold.kernels import ModelFeatures
 from onefold.methods.combine import SCORES, Score
 from onefold.methods.csd_scorer import AT_ONCE, CSDScorer, residuals
-from onefold.methods.prior import check_kernel, empty_map, empty_standardise, feature_map, generators
+from onefold.methods.prior import check_kernel, empty_map, empty_standardise, feature_map, generators, middle
 from onefold.methods.streaming import both_halves, update_recipe
 from onefold.metrics import rank_correlation
 from onefold.nets import Standardise, finished
@@ -52,7 +52,7 @@ class CSD(Detector, Exports):
     that of a trained model, kernels.from_model(model): φ and ψ are then small heads on the frozen model.
     `augment` is the share of contexts that go through the paper's augmentations, for images (by default a half).
     `centred` takes the mean over train data off the features, without which all images are much alike; by default for
-    images and trained models (of which it is the mean direction; lengths count apart). False is Eq. 14 as it stands.
+    images and trained models (of which half of it is taken off). False is Eq. 14 as it stands.
     `score` is what `score(x)` returns: the variance of Eq. 12, the variance relative to its prior, or by default the
     more alarming of the two in standard deviations of held-out familiar data (a tenth of the train data is kept apart).
     `recipe` is how long and how fast to train, `architecture` the sizes of φ and ψ. After `fit`, `loss` is the mean
@@ -219,7 +219,8 @@ class CSD(Detector, Exports):
         if isinstance(self.kernel, ModelFeatures):
             z = torch.cat([features.encode(train[part]) for part in few])
             if self.centred is not False:
-                z = features.centre_encodings(z)
+                features.centre = middle(z)
+                z = z - features.centre
             shape, first = (z.shape[1],), Standardise.of(z)
         elif self.kernel is None and (learned.reader.has_pictures if self.centred is None else self.centred):
             features.centre = torch.cat([features.features(train[part]) for part in few]).mean(0)
@@ -311,7 +312,6 @@ class CSD(Detector, Exports):
         own = isinstance(self.kernel, ModelFeatures)
         shape = tuple(weights["model.phi.0.mean"].shape) if own else reader.sample_shape
         if "map.centre" in weights:
-            features.centre = torch.empty(shape[0] - 1 if own else PRIOR_WIDTH, device="meta")
-            features.length = torch.empty(2, device="meta") if own else None
+            features.centre = torch.empty(shape[0] if own else PRIOR_WIDTH, device="meta")
         model = similarity_model(shape, empty_standardise(shape), self.architecture, None)
         return CSDScorer(model, features, self.score_kind)

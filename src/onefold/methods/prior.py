@@ -1,6 +1,5 @@
 """What every method that needs only data starts from: a random network that suits it, and checks that all share."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,7 @@ from onefold.samples import Learned
 from onefold.types import FeatureKernel, Kernel
 
 CHANNELS = (32,)  # of a random network for images (paper, Table "hpsettingsood")
-LENGTH = 0.1  # variance of the logarithm of an encoding's length, in that of its direction
-SHARPEST = 1e-3  # the least spread of that logarithm: a thousandth more or less is no difference
-ONE_DIRECTION = 1e-6  # variance of directions below which they are all the same, and lengths are all there is
+KEPT = 0.5  # of what a model's encodings have in common
 
 
 def generators(seed: int, count: int) -> list[Generator]:
@@ -64,21 +61,18 @@ class FeatureMap(nn.Module):
     """φ₀ in two steps, z = encode(x) and features(z): of a random network of ours, or of a kernel that was handed in.
 
     What a random network of ours or a model of the user's makes of a sample is seen from `centre`, where there is one:
-    what all samples have in common says nothing about any, and makes all of them similar. Of a model's encodings this
-    is the mean direction, and their `length` (mean and weight of its logarithm) is a coordinate of its own: else a weak
-    input would be near the centre whatever it shows. A handed-in kernel and the model inside it are no part of this
-    module: never saved, moved or copied with it.
+    what all samples have in common says nothing about any, and makes all of them similar. This is the mean of features
+    of ours; of a model's encodings see `middle`. A handed-in kernel and the model inside it are no part of this module:
+    never saved, moved or copied with it.
     """
 
     centre: Tensor | None
-    length: Tensor | None
 
     def __init__(self, prior: Prior | None, kernel: Kernel | None) -> None:
         super().__init__()
         self.prior = prior
         self.__dict__["kernel"] = kernel
         self.register_buffer("centre", None)
-        self.register_buffer("length", None)
 
     @property
     def handed_in(self) -> Kernel | None:
@@ -89,44 +83,28 @@ class FeatureMap(nn.Module):
         kernel = self.handed_in
         if not isinstance(kernel, ModelFeatures):
             return x
-        return self._seen(kernel.encode(x))
-
-    def centre_encodings(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d1"]:
-        """See encodings from the mean of these, from now on: directions from the mean direction, lengths apart."""
-        direction, length = _polar(z)
-        self.centre = direction.mean(0)
-        spread = (direction - self.centre).square().sum(1).mean().clamp(min=ONE_DIRECTION)
-        std, mean = torch.std_mean(length, correction=0)
-        self.length = torch.stack([mean, (LENGTH * spread).sqrt() / std.clamp(min=SHARPEST)])
-        return self._seen(z)
-
-    def _seen(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d1"]:
-        if self.centre is None or self.length is None:
-            return z
-        direction, length = _polar(z)
-        return torch.cat([direction - self.centre, (length - self.length[0]) * self.length[1]], dim=1)
+        return self._seen_from_centre(kernel.encode(x))
 
     def features(self, z: Any) -> Float[Tensor, "n width"]:
         """φ₀ of an encoded sample."""
         kernel = self.handed_in
         if self.prior is not None:
-            return self.prior(z) if self.centre is None else self.prior(z) - self.centre
+            return self._seen_from_centre(self.prior(z))
         if isinstance(kernel, ModelFeatures):
-            return kernel.project(*self._parts(z))
+            return kernel.project(z)
         if not isinstance(kernel, FeatureKernel):
             raise InputError(f"{type(kernel).__name__} has no features, only similarities")
         return kernel.features(z)
 
-    def _parts(self, z: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
-        """An encoding as the kernel takes it: without its length, and the length, where there is one."""
-        return (z,) if self.length is None else (z[:, :-1], z[:, -1:])
+    def _seen_from_centre(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return z if self.centre is None else z - self.centre
 
     def scale(self, z: Any) -> Float[Tensor, " n"]:
         """Θ(x, x), the prior variance of an encoded sample."""
         kernel = self.handed_in
         if kernel is None:
             return self.features(z).square().sum(1)
-        return kernel.scale(*self._parts(z)) if isinstance(kernel, ModelFeatures) else kernel.diag(z)
+        return kernel.scale(z) if isinstance(kernel, ModelFeatures) else kernel.diag(z)
 
     @property
     def labels(self) -> Kernel:
@@ -139,10 +117,16 @@ class FeatureMap(nn.Module):
         return self.handed_in is None or isinstance(self.handed_in, FeatureKernel)
 
 
-def _polar(z: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n 1"]]:
-    """Directions, of length √d, and the logarithm of lengths."""
-    length = z.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-    return z / length * math.sqrt(z.shape[1]), length.log()
+def middle(z: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
+    """From where to see a model's encodings: half-way from 0, where the model finds nothing, to their mean.
+
+    Seen from there, what excites the model little lies opposite to the familiar; from the mean it would be in their
+    midst, and from 0 the familiar would be too much alike. No more of the mean is kept than half of how far encodings
+    spread about it, in case a model adds the same large vector to all.
+    """
+    mean = z.mean(0)
+    spread = (z - mean).square().sum(1).mean().sqrt()
+    return mean * (1 - KEPT * (spread / mean.norm().clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1))
 
 
 def feature_map(learned: Learned, kernel: Kernel | None, generator: Generator, width: int) -> FeatureMap:

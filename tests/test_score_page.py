@@ -349,7 +349,7 @@ def test_everything_works_by_keyboard(visit: Opener, scans: ScorePage) -> None:
     assert tab.locator("#detail-name").inner_text() == scans.names[order[-2]]
     tab.keyboard.press("Escape")
     assert not tab.locator("#detail").is_visible()
-    tab.wait_for_function(f"{focused} === '{order[-2]}'")  # a dialog says that it was closed a moment later
+    tab.locator(f"[data-item='{order[-2]}']:focus").wait_for()  # a dialog says that it was closed a moment later
 
 
 def test_the_gallery_sorts_filters_and_searches(visit: Opener, scans: ScorePage) -> None:

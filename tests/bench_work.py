@@ -28,3 +28,10 @@ def slow(job: Any) -> dict[str, Any]:
         file.write(f"{node}\n")
     time.sleep(seconds)
     return {"number": number, "square": number * number}
+
+
+def hold(folder: str) -> dict[str, Any]:
+    """Say which process it is, and keep it."""
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+    return {}

@@ -14,6 +14,7 @@ from typing import Any
 import bench_work
 import numpy as np
 import pytest
+from pids import gone, running
 
 from onefold import cli, metrics
 from onefold.bench import cell
@@ -263,6 +264,31 @@ def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:
     assert done[0].result is None
     assert "killed" in done[0].reason
     assert [d.result["value"] for d in done[1:] if d.result] == [2, 4, 6, 8, 10, 12]
+
+
+OWNER = """
+import sys
+from bench_work import hold
+from onefold.bench.engines import processes
+
+if __name__ == "__main__":
+    list(processes(hold, [sys.argv[1]] * 3, 2))
+"""
+
+
+def test_processes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    (script := tmp_path / "owner.py").write_text(OWNER)
+    (busy := tmp_path / "busy").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"}
+    owner = subprocess.Popen([sys.executable, str(script), str(busy)], env=environment)
+    until = time.monotonic() + 120
+    while len(pids := [int(path.name) for path in busy.iterdir()]) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert all(map(running, pids))
+    owner.kill()
+    owner.wait()
+    assert gone(pids)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from counting import Counting, fragile
 from gymnasium import spaces
+from pids import gone, running
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl.doom import MyWayHome
@@ -85,23 +86,6 @@ class Witness:
             self.pool.send(actions)
             assert (self.pool.episodes() == self.episodes).all()  # nothing changes before it is collected
             self.check(actions, self.pool.collect())
-
-
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all processes end in time."""
-    until = time.monotonic() + seconds
-    while alive := [pid for pid in pids if running(pid)]:
-        if time.monotonic() > until:
-            return not alive
-        time.sleep(0.05)
-    return True
-
-
-def running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def family(pid: int) -> list[int]:

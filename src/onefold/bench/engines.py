@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -48,7 +49,7 @@ def processes(work: Work, jobs: Sequence[Any], workers: int | None = None) -> It
     while waiting:
         started: dict[Future[Done], int] = {}
         pool = ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), initializer=_share_cores, initargs=(workers,)
+            workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(workers,)
         )
         try:
             while waiting or started:
@@ -109,7 +110,16 @@ def engine(name: str) -> Callable[..., Iterator[Done]]:
     return known[name]
 
 
-def _share_cores(workers: int) -> None:
+def _begin(workers: int) -> None:
+    """A share of the cores; and a worker whose owner is killed ends, too, with its memory and its part of a GPU."""
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+
+
+def _end_with_owner() -> None:
+    owner = multiprocessing.parent_process()
+    if owner is not None:
+        owner.join()
+        os._exit(1)

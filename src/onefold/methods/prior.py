@@ -126,7 +126,8 @@ def middle(z: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
     """
     mean = z.mean(0)
     spread = (z - mean).square().sum(1).mean().sqrt()
-    return mean * (1 - KEPT * (spread / mean.norm().clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1))
+    length = mean.norm().clamp(min=torch.finfo(torch.float32).tiny)
+    return mean * (1 - KEPT * (spread / length).clamp(max=1))
 
 
 def feature_map(learned: Learned, kernel: Kernel | None, generator: Generator, width: int) -> FeatureMap:

@@ -368,15 +368,15 @@ def stopped_after(arguments: list[str], seconds: float) -> int | None:
 def test_a_run_killed_many_times_ends_with_the_undisturbed_table(tmp_path: Path) -> None:
     methods = ("knn", "energy", "last_layer_gp", "csd", "rnd", "csd_post_hoc")
     options = ["--preset", "smoke", "--seeds", "0", "1", "--methods", *methods]
+    began = time.monotonic()
+    assert stopped_after(["bench", "run", "-o", str(tmp_path / "calm"), *options], 900) == 0
+    whole = time.monotonic() - began
     rng, kills = np.random.default_rng(0), 0
-    while (
-        stopped_after(["bench", "run", "-o", str(tmp_path / "killed"), *options], 2 * kills + rng.uniform(2, 15))
-        is None
-    ):
+    killed = ["bench", "run", "-o", str(tmp_path / "killed"), *options]
+    while stopped_after(killed, (rng.uniform(0.1, 0.5) + 0.02 * kills) * whole) is None:
         kills += 1
         assert kills < 60
     assert kills >= 3
-    assert stopped_after(["bench", "run", "-o", str(tmp_path / "calm"), *options], 900) == 0
     undisturbed = {result["unit"]: result for result in Results(tmp_path / "calm").every()[0]}
     results, bad = Results(tmp_path / "killed").every()
     assert not bad

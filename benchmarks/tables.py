@@ -14,7 +14,8 @@ from typing import Any
 from onefold.bench.cell import means
 from onefold.bench.units import ABLATION, METHODS, TABLE
 from onefold.report import runs_read, runs_table, runs_text
-from onefold.report.shift import TARGET_DATA, Row, Section, Table, build
+from onefold.report.seeds import Difference, difference
+from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_files import md
 from onefold.report.shift_text import Cell, Column, difference_text, grids, lines, remarks, title_of
 from onefold.report.shift_units import Collected, collect
@@ -180,11 +181,9 @@ def ablation() -> list[str]:
         figures = [
             _spread([means(unit.scores[kind], "auroc")[0] for unit in of_set]) for of_set in own for kind in KINDS
         ]
-        found = [unit for of_set in own for unit in of_set]
-        seconds = median(unit.cost["fit_s"] for unit in [unit for unit in found if unit.alone] or found)
-        rows.append(
-            [md(METHODS[method].title), *figures, f"{seconds:.0f}", "/".join(str(len(of_set)) for of_set in own)]
-        )
+        alone = [unit.cost["fit_s"] for of_set in own for unit in of_set if unit.alone]
+        seconds = f"{median(alone):.0f}" if alone else "–"
+        rows.append([md(METHODS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)])
     heads = [f"{md(name)}, {kind}" for name in names for kind in ("default score", "variance", "relative variance")]
     return grid(["form of CSD", *heads, "fit, s", "seeds"], rows)
 
@@ -295,18 +294,19 @@ def _ours(method: str) -> bool:
 
 
 def shift_differences() -> list[str]:
-    """The best of ours that saw nothing like the strange sets, less every rival: all strange sets, foreign ones."""
+    """CSD on the classifier, the form that the claim is about, less every rival: all strange sets, foreign ones."""
     sections = [*shift()[1].sections, shift()[1].average]
-    champions, cells = [], {}
+    cells: dict[str, list[str]] = {}
     for section in sections:
-        duels = [duel for duel in section.duels if duel.ours.method not in TARGET_DATA]
-        champions.append(duels[0].ours.title if duels else "–")
-        for duel in duels:
-            both = f"{difference_text(duel.all)}<br>{difference_text(duel.foreign)}"
-            cells.setdefault(duel.rival.title, {})[section.name] = both.replace(" (no s.e.)", "").replace(" ± ", FIXED)
-    heads = ["", *(md(section.name) for section in sections[:-1]), "average"]
-    rows = [[f"less {rival}", *(by_set.get(s.name, "–") for s in sections)] for rival, by_set in cells.items()]
-    return grid(heads, [["the best of ours", *champions], *rows])
+        ours = next(row for row in section.rows if _key(row) == ("csd_post_hoc", False))
+        for rival in (row for row in section.rows if not row.ours):
+            both = "<br>".join(difference_text(less(ours, rival, figure)) for figure in ("auroc", "auroc_foreign"))
+            cells.setdefault(f"less {rival.title}", []).append(both.replace(" (no s.e.)", "").replace(" ± ", FIXED))
+    return grid(["", *(md(section.name) for section in sections[:-1]), "average"], [[k, *v] for k, v in cells.items()])
+
+
+def less(ours: Row, rival: Row, figure: str) -> Difference | None:
+    return difference(ours.values.get(figure, {}), rival.values.get(figure, {}))
 
 
 def shift_sets() -> list[str]:

@@ -1,0 +1,59 @@
+"""Every method of the distribution-shift benchmark on the four familiar sets, from results/shift.
+
+    python docs/figures/shift.py
+
+A dot is a seed, a line their mean, on a scale of what is missing to 100. CSD-OOD, which has seen data like the strange
+ones, is left out.
+"""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from style import Look, both, panels
+
+from onefold.report.shift import TARGET_DATA, Row, build
+from onefold.report.shift_units import collect
+
+RESULTS = Path(__file__).parent.parent.parent / "results" / "shift"
+TICKS = (60, 80, 90, 95, 98, 99, 99.5, 99.9)
+
+
+def compared(rows: list[Row]) -> dict[str, Row]:
+    """One row a method, by its title: ours by the default score, rivals at their best."""
+    return {row.title: row for row in rows if not row.extra and not row.ablation and row.method not in TARGET_DATA}
+
+
+def methods(look: Look) -> Figure:
+    table = build(collect(RESULTS).units)
+    order = sorted(compared(table.average.rows).values(), key=_mean)
+    figure, axes = panels(len(table.sections), 15, 5.2, sharey=True)
+    for ax, section in zip(axes, table.sections, strict=True):
+        rows = compared(section.rows)
+        for place, title in enumerate(row.title for row in order):
+            missing = [100 - value for value in rows[title].values["auroc"].values()]
+            colour = look.red if rows[title].ours else look.blue
+            ax.plot(missing, [place] * len(missing), "o", color=colour, alpha=0.45, markersize=6, markeredgewidth=0)
+            ax.plot([sum(missing) / len(missing)] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=2.6)
+        ax.set_xscale("log")
+        ax.set_xlim(60, 0.02)
+        ax.set_xticks([100 - tick for tick in TICKS if tick in (60, 90, 99, 99.9)], ["60", "90", "99", "99.9"])
+        ax.set_xticks([100 - tick for tick in TICKS], minor=True, labels=[])
+        ax.set_yticks(range(len(order)), [row.title for row in order])
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="both", color=look.faint, linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.set_title(section.name)
+        ax.set_xlabel("AUROC, %")
+    for label, row in zip(axes[0].get_yticklabels(), order, strict=True):
+        label.set_color(look.red if row.ours else look.ink)
+    return figure
+
+
+def _mean(row: Row) -> float:
+    found = row.stat("auroc")
+    assert found is not None
+    return found.mean
+
+
+if __name__ == "__main__":
+    both("shift", methods)

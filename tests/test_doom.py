@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldError
 from onefold.rl import doom, tasks
-from onefold.rl.doom import STEPS, MyWayHome, register, shrink
+from onefold.rl.doom import STEPS, MyWayHome, shrink
 from onefold.rl.tasks import Variant, packaged, read_map, walls, write_scenario
 
 # Where the scripted player walks, spot after spot, to the goal.
@@ -155,7 +155,6 @@ def test_a_picture_for_the_eye(env: MyWayHome) -> None:
 @pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version")
 @pytest.mark.parametrize("name", ["Dense", "Sparse", "VerySparse"])
 def test_follows_gymnasiums_rules(name: str) -> None:
-    register()
     with gymnasium.make(f"onefold/MyWayHome{name}-v0", render_mode="rgb_array") as stacked:
         assert stacked.observation_space.shape == (6, 42, 42)
         check_env(stacked)

@@ -190,8 +190,7 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Any) -> None:
     replay, worlds = filled()
     store.save(tmp_path / "r", "replay", replay.tensors(), {})
     other = Replay(replay.memory, 2, (1,), torch.float32, CPU)
-    for name, tensor in store.load(tmp_path / "r", "replay")[0].items():
-        other.tensors()[name].copy_(tensor)
+    other.restore(store.load(tmp_path / "r", "replay")[0])
     twins = [
         World(w.name, w.told, [Episode(list(e.frames), list(e.actions), list(e.rewards), e.end) for e in w.episodes])
         for w in worlds

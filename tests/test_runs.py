@@ -17,7 +17,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from onefold import store
 from onefold.cli import main
@@ -27,11 +27,12 @@ from onefold.rl.agents import Learning
 from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, SETTINGS, Folder
 from onefold.rl.grid import trials
 from onefold.rl.light import packed
-from onefold.rl.movie import Movie
-from onefold.rl.play import Player
+from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
+from onefold.rl.play import Played, Player, View
 from onefold.rl.replay import Memory
 from onefold.rl.runs import Training, resume, train
 from onefold.rl.settings import Run, from_plain, plain, run_of
+from onefold.rl.tasks import read_map
 from onefold.rl.values import Values
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
@@ -83,28 +84,90 @@ def test_games_go_on_exactly(tmp_path: Path) -> None:
     whole = left(tmp_path / "whole")
     assert whole == left(tmp_path / "parts")
     assert len(whole["progress"]) == 120
-    played = next(Player(tmp_path / "whole", 0, 0.5).play(1, pictures=True))
-    Movie(tmp_path / "play.gif").write(played.pictures)
-    with Image.open(tmp_path / "play.gif") as picture:
-        assert picture.size == (168, 168)
-        assert picture.n_frames > 10  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_movie_shows_every_second_frame_at_the_games_own_pace(tmp_path: Path) -> None:
+def walked(steps: int, reached: bool) -> Played:
+    """From the sparse task's start to the goal as the crow flies, eyes to the north; screens brighten on the way."""
+    places = np.linspace(read_map().spots[10], read_map().goal, steps + 1).astype(np.float32)
+    screens = [np.full((120, 160), 40 + 200 * i // steps, np.uint8) for i in range(steps + 1)]
+    return Played(steps, 0.0, reached, [View(*view, 90.0) for view in zip(screens, places, strict=True)])
+
+
+def painted(picture: np.ndarray, colour: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """Where the map has that colour, but for rounding: x and y from its upper left corner, its caption left out."""
+    ys, xs = np.nonzero(np.abs(picture[:330, 480:].astype(int) - colour).max(-1) < 12)
+    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+
+
+def said(picture: np.ndarray) -> bool:
+    """Something is written at the map's foot, to the right, in the colour of the goal."""
+    foot = picture[330:, 660:].astype(int)
+    return bool((np.abs(foot - GOAL).max(-1) < 60).any())
+
+
+@pytest.mark.parametrize(("steps", "reached"), [(20, True), (21, True), (20, False)])
+def test_a_gif_goes_at_the_games_pace_and_holds_the_end(steps: int, reached: bool, tmp_path: Path) -> None:
+    """A frame lasts two of the game's, which has 35 a second, in GIF's steps; the last is the episode's last."""
+    played = walked(steps, reached)
+    Movie(tmp_path / "play.gif").write(played)
+    with Image.open(tmp_path / "play.gif") as file:
+        frames = [(frame.info["duration"], np.asarray(frame.convert("RGB"))) for frame in ImageSequence.Iterator(file)]
+    assert [duration for duration, _ in frames] == [60] * 10 + [1000]
+    assert {picture.shape for _, picture in frames} == {(360, 840, 3)}
+    for (_, picture), view in zip(frames, played.views[steps % 2 :: 2], strict=True):
+        assert np.ptp(picture[:, :480]) == 0
+        assert abs(int(picture[0, 0, 0]) - int(view.screen[0, 0])) <= 9
+    assert len(np.unique(np.stack([picture for _, picture in frames]).astype(int) @ (1, 256, 256**2))) <= 64
+    assert [said(picture) for _, picture in frames] == [False] * 10 + [reached]
+
+
+@pytest.mark.parametrize("kind", [".gif", ".mp4"])
+def test_the_map_shows_the_way_the_player_and_the_goal(kind: str, tmp_path: Path) -> None:
+    """Half-way: the way lies behind the player, who looks up, and the star ahead."""
+    walls, _, goal = read_map()
+    low, high = walls.reshape(-1, 2).min(0), walls.reshape(-1, 2).max(0)
+    played = walked(40, False)
+    played = played._replace(views=played.views[:21])
+    Movie(tmp_path / f"play{kind}").write(played)
+    with av.open(str(tmp_path / f"play{kind}")) as file:
+        picture = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)][-1]
+
+    def at(place: Any) -> np.ndarray:
+        return 180 + (np.asarray(place) - (low + high) / 2) / (high - low).max() * 316 * (1, -1)
+
+    player, start, star = at(played.views[-1].position), at(played.views[0].position), at(goal)
+    white, way, green = (np.array(painted(picture, colour)) for colour in (PLAYER, WAY, GOAL))
+    assert np.abs(white[:, 0] - player[0]).max() <= 7  # a dot, and a line that goes up from it
+    assert 14 <= player[1] - white[:, 1].min() <= 19
+    assert 4 <= white[:, 1].max() - player[1] <= 7
+    assert np.abs(green.mean(0) - star).max() < 2
+    along = (way - start) @ (player - start) / np.sum((player - start) ** 2)
+    assert along.min() < 0.1
+    assert 0.85 < along.max() < 1
+    across = np.cross(np.append(player - start, 0), np.c_[way - start, np.zeros(len(way))])[:, 2]
+    assert np.abs(across).max() / np.linalg.norm(player - start) < 3
+    for x1, y1, x2, y2 in walls:
+        x, y = at(((x1 + x2) / 2, (y1 + y2) / 2)).astype(int)
+        near = picture[y - 1 : y + 2, 480 + x - 1 : 480 + x + 2]
+        assert near.max() > 80
+
+
+def test_a_movie_is_played_back_at_the_games_own_pace(tmp_path: Path) -> None:
     """MP4, read back by another program of its kind: that many frames, so long, and what they showed."""
-    frames = [np.full((42, 42), 5 * i, np.uint8) for i in range(40)]
-    for frame in frames:
-        frame[:, 21:] = 255
-    Movie(tmp_path / "new" / "play.mp4").write(frames)
+    played = walked(39, True)
+    Movie(tmp_path / "new" / "play.mp4").write(played)
     with av.open(str(tmp_path / "new" / "play.mp4")) as file:
         stream = file.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         assert stream.average_rate == Fraction(35, 2)
-        shown = [frame.to_ndarray(format="gray") for frame in file.decode(stream)]
-    assert [picture.shape for picture in shown] == [(168, 168)] * 20
-    for picture, frame in zip(shown, frames[::2], strict=True):
-        assert abs(float(picture[:, :80].mean()) - float(frame[0, 0])) < 8
-        assert picture[:, 90:].mean() > 245
+        shown = [frame.to_ndarray(format="rgb24") for frame in file.decode(stream)]
+    assert {picture.shape for picture in shown} == {(360, 840, 3)}
+    views = played.views[1::2]
+    held = [views[-1]] * 17  # with the last itself a second
+    assert len(shown) == len(views) + 17
+    for picture, view in zip(shown, views + held, strict=True):
+        assert abs(float(picture[:, :470].mean()) - float(view.screen[0, 0])) < 8
+    assert [said(picture) for picture in shown] == [False] * 19 + [True] * 18
 
 
 def test_a_movie_that_cannot_be_written_is_refused_before_anything_is_played(
@@ -154,7 +217,10 @@ def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"episodes", "return", "reached", "length"}
     assert main(["rl", "watch", str(tmp_path / "run"), "-o", str(tmp_path / "x.gif")]) == 2
-    assert "only worlds that are seen as grey images can be shown" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("chain-8 has no screen: only MyWayHome can be shown\n")
+    with pytest.raises(InputError, match="no screen"):
+        player.play(1, views=True)  # and nothing is played for it
+    assert not (tmp_path / "x.gif").exists()
 
 
 @pytest.mark.parametrize("agent", ["csd", "ids"])
@@ -173,12 +239,26 @@ def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tm
         assert float((own - shared).norm() / own.norm()) < 0.005
 
 
-def test_the_agent_that_is_given_away_walks_to_the_goal() -> None:
+def test_the_agent_that_is_given_away_is_seen_to_walk_to_the_goal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its networks were trained on a GPU, elsewhere: ViZDoom itself, from the sparse task's far start."""
     shared = Path(__file__).parent.parent / "results" / "agents" / "my-way-home-sparse" / "csd" / "seed1"
-    (played,) = Player(shared, 0, 0.0).play(1)
+    seen: list[Played] = []
+    write = Movie.write
+    monkeypatch.setattr(Movie, "write", lambda movie, played: (seen.append(played), write(movie, played)))
+    out = tmp_path / "play.gif"
+    assert main(["rl", "watch", str(shared), "-o", str(out), "--epsilon", "0"]) == 0
+    (played,) = seen
+    assert capsys.readouterr().out == f"{out}: {played.length} steps, reached the goal\n"
     assert played.reached
     assert played.length < 600  # of 2,100; a scripted walk takes 408 at least
+    assert len(played.views) == played.length + 1
+    assert np.linalg.norm(played.views[-1].position - read_map().goal) < 40
+    assert len({view.screen.tobytes() for view in played.views}) > 0.9 * len(played.views)  # each its own
+    assert out.stat().st_size < 20e6 * played.length / 2100  # a walk without a rest, all of it new to see
+    with Image.open(out) as file:
+        assert file.n_frames == played.length // 2 + 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_settings_come_back_from_a_file() -> None:
@@ -216,11 +296,21 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "Doom-v9"],
             "there is no environment 'Doom-v9'; known are",
         ),
-        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "2"], "a run has up to"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "2"], "a run has 1 to 1,024"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "nan"], "--frames: a whole number"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--checkpoint", "0"], "--checkpoint: a whole"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--environments", "0"], "a run has 1 to 1,024"),
+        (
+            ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--workers", "-3"],
+            "--workers: a whole number",
+        ),
+        (["rl", "search", "dqn", "-o", str(tmp_path / "a"), "--trials", "-1"], "--trials: a whole number"),
         (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
         (["rl", "resume", str(tmp_path / "none")], "holds no run: there is no settings.json in it"),
         (["rl", "eval", str(tmp_path / "none")], "cannot be read"),
         (["rl", "eval", str(done), "--epsilon", "2"], "epsilon is a share between 0 and 1"),
+        (["rl", "eval", str(done), "--episodes", "0"], "--episodes: a whole number"),
+        (["rl", "eval", str(done), "--seed", "-1"], "seed"),
     ]
     for arguments, message in cases:
         assert main(arguments) == 2, arguments
@@ -253,7 +343,7 @@ def test_damaged_files_are_refused_by_name_and_nothing_is_lost(done: Path, tmp_p
     with pytest.raises(FileError, match="its checkpoint is not of this run"):
         until(resume(missing, device="cpu"))
     (missing / CHECKPOINT).unlink()
-    with pytest.raises(InputError, match="was stopped before its first checkpoint"):
+    with pytest.raises(InputError, match="there is no checkpoint in it to go on from"):
         until(resume(missing, device="cpu"))
 
 

@@ -327,7 +327,17 @@ def test_twins_count_once(tmp_path: Path) -> None:
         made(tmp_path / name, run_of("csd", "chain-8", 1000, 0), skill=1.0)
     found = collect(tmp_path)
     assert [record.path for record in found.records] == ["a"]
-    assert "b: is the same run as a; the first one counts" in found.skipped[0]
+    assert found.skipped == ["b: is the same run as a; the longer one counts"]
+
+
+def test_of_twins_the_longer_one_counts(tmp_path: Path) -> None:
+    for name in "ab":
+        made(tmp_path / name, run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    path = tmp_path / "a" / "progress.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    found = collect(tmp_path)
+    assert [record.path for record in found.records] == ["b"]
+    assert found.skipped == ["a: is the same run as b; the longer one counts"]
 
 
 # The maps

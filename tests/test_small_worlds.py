@@ -34,7 +34,7 @@ def test_one_dive_in_all_finds_the_treasure() -> None:
     for actions in itertools.product((0, 1), repeat=size):
         rewards, positions = played(DeepSea(size, None), list(actions))
         returns[actions] = sum(rewards)
-        assert positions[-1][1] == size
+        assert positions[-1][1] == 0
         assert returns[actions] == pytest.approx(all(actions) - 0.01 / size * sum(actions))
     assert max(returns.values()) == pytest.approx(0.99)
 

@@ -239,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "; nothing is lost: make room and give the same command again" if full else ""
+        again = _onward(command) or "the same command"
+        advice = f"; make room and go on with: {again}; what was finished is not lost" if full else ""
         return _fail(f"{error.filename or 'file'}: {error.strerror or error}{advice}", 2)
     except KeyboardInterrupt:
         return _fail(_stopped(command), 130)
@@ -255,8 +256,15 @@ OPTIONS = {
 }
 
 
+def _onward(command: Any) -> str:
+    """What goes on with a command that was stopped, if it is not the same one again."""
+    return getattr(getattr(command, "what", None), "onward", "")
+
+
 def _stopped(command: Any) -> str:
     """What is left behind when a person has had enough: never a broken file, sometimes a state to go on from."""
+    if onward := _onward(command):
+        return f"stopped; go on with: {onward}"
     if not isinstance(command, Fit) or not (part := Path(f"{command.out}.part")).exists():
         return "stopped"
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"

@@ -1,5 +1,6 @@
 """Checks of what people hand in, and batches of one or several tensors."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,6 +36,13 @@ def check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InputError(f"the seed must be a whole number from 0 to 2³² − 1, not {seed!r}")
     return seed
+
+
+def whole(value: float, name: str, least: int = 1) -> int:
+    """A count that may have been written as 5e6."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= least):
+        raise InputError(f"{name}: a whole number of at least {least} is needed, not {value}")
+    return int(value)
 
 
 def pick_device(device: str) -> torch.device:

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,23 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def alone(lock: Path, otherwise: Exception) -> Iterator[None]:
+    """Let one process at a time in here, the next one hears `otherwise`. The lock goes with its process, however that
+    ends; where the system has no locks, hope."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise otherwise from None
+        except (ImportError, OSError):  # Windows; a network's file system
+            pass
+        yield
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from onefold.errors import InputError, MissingExtraError, OnefoldError
+from onefold.inputs import whole
 
 Engine: TypeAlias = Literal["serial", "processes", "ray"]
 Work: TypeAlias = Callable[[Any], dict[str, Any]]
@@ -44,7 +45,7 @@ def serial(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
 
 def processes(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Iterator[Done]:
     """In several processes of this machine; the jobs of one that dies are reported as failed, the others go on."""
-    workers = min(workers or default_workers(), max(1, len(jobs)))
+    workers = min(_checked(workers) or default_workers(), max(1, len(jobs)))
     waiting = list(enumerate(jobs))
     while waiting:
         started: dict[Future[Done], int] = {}
@@ -78,7 +79,7 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     try:
         gpus = ray.cluster_resources().get("GPU", 0)
-        share = min(1.0, gpus / (workers or 4 * gpus)) if gpus else 0.0
+        share = min(1.0, gpus / (_checked(workers) or 4 * gpus)) if gpus else 0.0
         options = {"num_cpus": 1, "num_gpus": share, "max_retries": -1}
         task = ray.remote(**options)(attempt)
         started = {task.remote(work, index, job): index for index, job in enumerate(jobs)}
@@ -93,6 +94,10 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
     finally:
         if started_here:
             ray.shutdown()
+
+
+def _checked(workers: int | None) -> int | None:
+    return None if workers is None else whole(workers, "workers")
 
 
 def default_workers() -> int:

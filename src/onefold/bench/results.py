@@ -1,17 +1,15 @@
 """A results folder: one file for each unit, whole or not there; failures apart; one run at a time."""
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from onefold.bench.cell import FORMAT
 from onefold.bench.units import Unit
 from onefold.errors import FileError, InputError
-from onefold.store import write_json
+from onefold.store import alone, write_json
 
 MANIFEST, UNITS, FAILURES, LOCK, CLASSIFIERS = "bench.json", "units", "failures", ".lock", "classifiers"
 LARGEST = 16 * 2**20  # bytes of a unit's file: more is not one of ours
@@ -114,21 +112,10 @@ class Results:
                 found.append({"unit": unit, "reason": str(error), "traceback": ""})
         return found
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One run at a time writes to a folder. The lock goes with the process, however it ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"another run is writing to {self.folder}: wait for it, or name another folder"
-                ) from None
-            yield
-        finally:
-            os.close(handle)
+    def locked(self) -> AbstractContextManager[None]:
+        """One run at a time writes to a folder."""
+        busy = InputError(f"another run is writing to {self.folder}: wait for it, or name another folder")
+        return alone(self.folder / LOCK, busy)
 
     def _failure(self, unit: Unit) -> Path:
         return self.folder / FAILURES / f"{_plain(unit)}.json"

@@ -98,10 +98,12 @@ def collect(folder: Path) -> Found:
         name = folder.name if path.parent == folder else path.parent.relative_to(folder).as_posix()
         try:
             found = read(path.parent, name)
-            if found is not None and found.run in records:
-                raise FileError(f"{path.parent}: is the same run as {records[found.run].path}; the first one counts")
-            if found is not None:
+            twin = records.get(found.run) if found is not None else None
+            if found is not None and (twin is None or found.frames > twin.frames):
                 records[found.run] = found
+            if found is not None and twin is not None:
+                less, more = sorted((found, twin), key=lambda record: record.frames)
+                raise FileError(f"{less.path}: is the same run as {more.path}; the longer one counts")
         except (FileError, OSError) as error:
             skipped.append(visible(str(error)))
     if not records:

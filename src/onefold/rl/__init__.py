@@ -5,17 +5,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onefold.rl.agents import Agent, Ramp
     from onefold.rl.bonus import CSDBonus, LastLayerGPBonus, RNDBonus
     from onefold.rl.intrinsic import IntrinsicReward
+    from onefold.rl.runs import resume, train
+    from onefold.rl.settings import run_of
 
-__all__ = ["CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "RNDBonus"]
+__all__ = [
+    "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "RNDBonus", "Ramp", "resume", "run_of", "train",
+]  # fmt: skip
+HOMES = {"Agent": "agents", "Ramp": "agents", "IntrinsicReward": "intrinsic", "run_of": "settings"}
+HOMES |= {"resume": "runs", "train": "runs"}
 
 
 def __getattr__(name: str) -> Any:
     """On first use: the bonuses need torch alone, the rest needs Gymnasium, too."""
     if name in __all__:
-        module = "intrinsic" if name == "IntrinsicReward" else "bonus"
-        return getattr(importlib.import_module(f"onefold.rl.{module}"), name)
+        return getattr(importlib.import_module(f"onefold.rl.{HOMES.get(name, 'bonus')}"), name)
     raise AttributeError(f"module 'onefold.rl' has no attribute {name!r}")
 
 

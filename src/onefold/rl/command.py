@@ -40,19 +40,26 @@ class Train:
     """At once; 16 for MyWayHome, 4 for small worlds."""
     workers: int | None = None
     """Processes that run them."""
-    checkpoint: float = 1e6
-    """Frames between two checkpoints."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; a quarter of them all, and at most a million, if it is not said."""
     device: Device = "auto"
     """Where to learn."""
 
+    @property
+    def onward(self) -> str:
+        """What to do when it was stopped."""
+        return f"onefold rl resume {self.out}"
+
     def __call__(self) -> None:
+        from onefold.errors import warn
         from onefold.rl.runs import train
         from onefold.rl.settings import run_of
 
-        run = run_of(self.agent, self.env, int(self.frames), self.seed, self.environments)
-        options: dict[str, Any] = {"device": self.device, "workers": self.workers, "every": int(self.checkpoint)}
-        shown(train(run, self.out, **options), run.frames, str(run))
-        print(f"Trained: {self.out}; see it play with: onefold rl watch {self.out} -o play.gif")
+        run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
+        if run.frames <= run.learning.start:
+            warn(f"nothing will be learned: that begins after {run.learning.start:,} frames of this world")
+        shown(train(run, self.out, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
+        _trained(self.out, self.env)
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,23 @@ class Resume:
     """Its folder."""
     workers: int | None = None
     """Processes that run the environments."""
-    checkpoint: float = 1e6
-    """Frames between two checkpoints."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; a quarter of them all, and at most a million, if it is not said."""
     device: Device = "auto"
     """Where to learn."""
+
+    @property
+    def onward(self) -> str:
+        """What to do when it was stopped."""
+        return f"onefold rl resume {self.run}"
 
     def __call__(self) -> None:
         from onefold.rl.folder import Folder
         from onefold.rl.runs import resume
 
         run = Folder(self.run).run()
-        rows = resume(self.run, device=self.device, workers=self.workers, every=int(self.checkpoint))
-        shown(rows, run.frames, str(run))
-        print(f"Trained: {self.run}; see it play with: onefold rl watch {self.run} -o play.gif")
+        shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
+        _trained(self.run, run.environment)
 
 
 @dataclass(frozen=True)
@@ -99,16 +110,16 @@ class Grid:
     """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
     workers: int | None = None
     """How many at a time."""
-    checkpoint: float = 1e6
-    """Frames between two checkpoints."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; a quarter of a run, and at most a million, if it is not said."""
     device: Device = "auto"
     """Where to learn."""
 
     def __call__(self) -> int:
         from onefold.rl.grid import done, jobs
 
-        how: dict[str, Any] = {"device": self.device, "every": int(self.checkpoint)}
-        planned = jobs(self.agents, self.envs, self.seeds, int(self.frames), self.out, **how)
+        how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
+        planned = jobs(self.agents, self.envs, self.seeds, _count(self.frames, "--frames"), self.out, **how)
         failed = _told(done(planned, self.engine, self.workers))
         print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
         return 1 if failed else 0
@@ -140,12 +151,13 @@ class Search:
     def __call__(self) -> int:
         from onefold.rl.grid import done, final_return, trials
 
-        frames, how = int(self.frames), {"device": self.device}
-        planned = trials(self.agent, self.env, frames, self.seed, self.out, self.trials, **how)
+        frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
+        planned = trials(self.agent, self.env, frames, self.seed, self.out, most, device=self.device)
         failed = _told(done(planned, self.engine, self.workers))
         found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
-        for name in sorted(found, key=lambda name: -found[name])[:5]:
-            print(f"{name}: return {found[name]:.4f}")
+        known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
+        for name in sorted(known, key=lambda name: -known[name])[:5]:
+            print(f"{name}: return {known[name]:.4f}")
         return 1 if failed else 0
 
 
@@ -169,7 +181,7 @@ class Eval:
 
         from onefold.rl.play import Player
 
-        played = list(Player(self.run, self.seed, self.epsilon).play(self.episodes))
+        played = list(Player(self.run, self.seed, self.epsilon).play(_count(self.episodes, "--episodes")))
         found = {
             "episodes": len(played),
             "return": float(np.mean([p.reward for p in played])),
@@ -203,8 +215,8 @@ class WatchIt:
         from onefold.rl.play import Player
 
         movie = Movie(self.out)
-        played = next(Player(self.run, self.seed, self.epsilon).play(1, pictures=True))
-        movie.write(played.pictures)
+        played = next(Player(self.run, self.seed, self.epsilon).play(1, views=True))
+        movie.write(played)
         end = "reached the goal" if played.reached else "did not reach the goal"
         print(f"{self.out}: {played.length} steps, {end}")
 
@@ -234,14 +246,18 @@ def shown(rows: Iterable[dict[str, Any]], total: int, label: str) -> None:
         for row in rows:
             if row["frames"] >= total or 20 * row["frames"] // total > told:
                 told = 20 * row["frames"] // total
-                print(f"{label}: {_line(row)}", file=sys.stderr, flush=True)
+                left = (total - row["frames"]) / max(1e-9, row["frames_per_second"])
+                print(f"{label}: {_line(row)}, {left / 60:.1f} min left", file=sys.stderr, flush=True)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    text = TextColumn("{task.fields[line]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), text, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    text = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (BarColumn(16), TaskProgressColumn(), TimeRemainingColumn(compact=True), text)
+    console = Console(stderr=True)
+    console.print(label, style="bold")
+    with Progress(*columns, console=console, expand=True) as bar:
         task = bar.add_task(label, total=total, line="…")
         for row in rows:
             bar.update(task, completed=row["frames"], line=_line(row))
@@ -262,3 +278,28 @@ def _line(row: dict[str, Any]) -> str:
         f"{int(row['frames']):,} frames, {row['frames_per_second']:,.0f}/s, return {row['return']:.3f}, goal "
         f"{row['reached']:.0%}, bonus {row['bonus']:.3g}, loss {row['loss']:.3g}"
     )
+
+
+def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str, Any]:
+    return {
+        "device": device,
+        "workers": _maybe(workers, "--workers"),
+        "every": _maybe(checkpoint, "--checkpoint"),
+    }
+
+
+def _maybe(value: float | None, name: str) -> int | None:
+    return None if value is None else _count(value, name)
+
+
+def _count(value: float, name: str) -> int:
+    from onefold.inputs import whole
+
+    return whole(value, name)
+
+
+def _trained(out: Path, environment: str) -> None:
+    from onefold.rl.worlds import DOOM
+
+    look = f"onefold rl watch {out} -o play.gif" if environment in DOOM else f"onefold report {out}"
+    print(f"Trained: {out}; look at it with: {look}")

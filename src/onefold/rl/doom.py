@@ -91,14 +91,13 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
         return shrink(self._screen), {"position": place[:2], "angle": float(place[2])}
 
 
-def register() -> None:
+def _register() -> None:
     """Make the three known to `gymnasium.make`, with stacks of 6 frames: onefold/MyWayHomeSparse-v0 and its like."""
     stack = gymnasium.wrappers.FrameStackObservation.wrapper_spec(stack_size=STACK)
     for variant, name in NAMES.items():
+        entry, settings = "onefold.rl.doom:MyWayHome", {"variant": variant}
         known = f"onefold/MyWayHome{name}-v0"
-        if known not in gymnasium.registry:
-            entry, settings = "onefold.rl.doom:MyWayHome", {"variant": variant}
-            gymnasium.register(known, entry_point=entry, kwargs=settings, additional_wrappers=(stack,))
+        gymnasium.register(known, entry_point=entry, kwargs=settings, additional_wrappers=(stack,))
 
 
 def start_game(variant: Variant) -> Any:
@@ -172,3 +171,6 @@ def shrink(screen: UInt8[np.ndarray, "120 160"]) -> UInt8[np.ndarray, "42 42"]:
     bands = ROWS @ screen.astype(np.float32).reshape(6, 20, 160)
     sums = bands.reshape(84, 80) @ COLUMNS
     return np.rint(sums / 1600).astype(np.uint8).reshape(SIDE, SIDE)
+
+
+_register()  # as Gymnasium has it: to import a module is to know its environments

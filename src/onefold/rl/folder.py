@@ -1,5 +1,6 @@
 """What a run leaves behind: settings, curves, visited places, and checkpoints to go on from."""
 
+import contextlib
 import csv
 import io
 import json
@@ -16,7 +17,7 @@ from onefold.rl.visits import Visits
 
 FORMAT = 1
 SETTINGS, PROGRESS, EPISODES, VISITS = "settings.json", "progress.csv", "episodes.csv", "visits.json"
-CHECKPOINT, NETWORKS = "checkpoint.safetensors", "networks.safetensors"
+CHECKPOINT, NETWORKS, LOCK = "checkpoint.safetensors", "networks.safetensors", ".lock"
 KIND, LIGHT = "run's checkpoint", "agent's networks"
 LARGEST = 2**26  # bytes of a text file of ours
 PROGRESS_COLUMNS = (
@@ -32,11 +33,21 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """One process at a time writes to it."""
+        return store.alone(self.path / LOCK, InputError(f"another process is training in {self.path}: wait for it"))
+
     def check_new(self) -> None:
-        """Refuse a folder that holds anything."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            held = " and holds a run: go on with it by `onefold rl resume`" if (self.path / SETTINGS).exists() else ""
-            raise InputError(f"{self.path} is not empty{held}; name another folder with -o")
+        """Refuse a folder that holds anything but a run that did not begin."""
+        held = not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())
+        if self.path.exists() and held and not self.unbegun():
+            run = " and holds a run: go on with it by `onefold rl resume`" if (self.path / SETTINGS).exists() else ""
+            raise InputError(f"{self.path} is not empty{run}; name another folder with -o")
+
+    def unbegun(self) -> bool:
+        """Whether it is of a run that was stopped before its first checkpoint: there is nothing to lose in it."""
+        done = (self.path / PROGRESS).is_file() and self.rows(PROGRESS)
+        return (self.path / SETTINGS).is_file() and not (self.path / CHECKPOINT).exists() and not done
 
     def begin(self, run: Run, about: dict[str, Any]) -> None:
         """Make it, for a new run."""
@@ -62,8 +73,12 @@ class Folder:
         """Rows at the end of a CSV file, whole."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        path = self.path / name
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text.getvalue())
+        except OSError as error:  # a full disk gives no name
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
     def cut(self, frames: int) -> None:
         """Forget what was written after so many frames, for that is going to happen again; and a row cut short."""
@@ -94,11 +109,16 @@ class Folder:
         """The last checkpoint, which must be of this run."""
         path = self.path / CHECKPOINT
         if not path.is_file():
-            raise InputError(f"{self.path}: was stopped before its first checkpoint; delete it and train again")
+            raise InputError(f"{self.path}: there is no checkpoint in it to go on from")
         tensors, header = store.load(path, KIND)
         if from_plain(Run, header.get("run")) != self.run():
             raise FileError(f"{path}: belongs to a run with other settings than {SETTINGS}")
         return tensors
+
+    def trained(self) -> int:
+        """For how many frames the networks that lie in it had been trained; they are the last that is written."""
+        path = self.path / NETWORKS
+        return int(store.load(path, LIGHT)[1].get("frames", 0)) if path.is_file() else 0
 
     def visited(self, visits: Visits) -> None:
         """Where the agent has been so far."""

@@ -11,7 +11,7 @@ import numpy as np
 from onefold.bench.engines import engine
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, UNIT, Agent
-from onefold.rl.folder import CHECKPOINT, PROGRESS, SETTINGS, Folder
+from onefold.rl.folder import PROGRESS, SETTINGS, Folder
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, run_of
 
@@ -29,12 +29,12 @@ LAST = 0.1  # share of a run's episodes by which trials are compared
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run and its folder. A folder with a checkpoint is gone on with."""
+    """A run and its folder. What has begun is gone on with."""
 
     run: Run
     out: Path
     device: str = "auto"
-    every: int = 1_000_000
+    every: int | None = None
 
 
 class Ended(NamedTuple):
@@ -50,7 +50,7 @@ def jobs(
 ) -> list[Job]:
     """One run for each agent, world and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0."""
     runs = [run_of(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
-    return [Job(run=run, out=out / str(run), **how) for run in runs]
+    return [Job(run=run, out=out / str(run), **how) for run in dict.fromkeys(runs)]
 
 
 def trials(agent: str, world: str, frames: int, seed: int, out: Path, most: int | None = None, **how: Any) -> list[Job]:
@@ -85,15 +85,13 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
 
 def work(job: Job) -> dict[str, Any]:
     """Train to the end, from the last checkpoint if there is one."""
-    rows = (
-        resume(job.out, device=job.device, every=job.every)
-        if (job.out / CHECKPOINT).exists()
-        else train(job.run, job.out, device=job.device, every=job.every)
-    )
-    row: dict[str, Any] = {}
-    for row in rows:  # noqa: B007
+    begun = (job.out / SETTINGS).exists()
+    how: dict[str, Any] = {"device": job.device, "every": job.every}
+    for _ in resume(job.out, **how) if begun else train(job.run, job.out, **how):
         pass
-    return row
+    found = _last(job)
+    assert found is not None
+    return found
 
 
 def final_return(out: Path) -> float:
@@ -104,15 +102,14 @@ def final_return(out: Path) -> float:
 
 
 def _last(job: Job) -> dict[str, Any] | None:
-    """The last row of a run that is done; a folder of another run is refused."""
+    """The last row of a run that is done, its networks being the last that it writes; another run's is refused."""
     if not (job.out / SETTINGS).exists():
         return None
     if Folder(job.out).run() != job.run:
         raise InputError(f"{job.out} holds a run with other settings: name another folder with -o")
-    rows = Folder(job.out).rows(PROGRESS)
-    if not rows or int(rows[-1]["frames"]) < job.run.frames:
+    if Folder(job.out).trained() < job.run.frames:
         return None
-    return {name: float(value) for name, value in rows[-1].items()}
+    return {name: float(value) for name, value in Folder(job.out).rows(PROGRESS)[-1].items()}
 
 
 def _changed(agent: Agent, point: dict[str, float]) -> Agent:

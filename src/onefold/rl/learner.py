@@ -129,7 +129,7 @@ class Learner:
     def check(self) -> None:
         """End the run if there is anything that is no number."""
         if not all(t.isfinite().all() for t in (self.statistics, *self._own)):
-            raise TrainingError("the loss is no number any more; use a smaller learning rate")
+            raise TrainingError("the loss is no number any more; the last checkpoint is good. The rates are too large")
 
     def networks(self) -> dict[str, Tensor]:
         """What it takes to act."""

@@ -1,14 +1,17 @@
-"""A trained agent at play, from the networks alone: how well it does, and what it saw."""
+"""A trained agent at play, from the networks alone: how well it does, and what that looks like."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float32, UInt8
 
 from onefold import store
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, warn
+from onefold.inputs import check_seed
 from onefold.methods.prior import generators
 from onefold.rl.folder import LIGHT, NETWORKS
 from onefold.rl.light import unpacked
@@ -16,16 +19,24 @@ from onefold.rl.loop import GOAL
 from onefold.rl.rows import form
 from onefold.rl.settings import Run, from_plain
 from onefold.rl.values import Values, preferences
-from onefold.rl.worlds import world
+from onefold.rl.worlds import DOOM, world
+
+
+class View(NamedTuple):
+    """A moment in MyWayHome: the game's screen, and where the player is and looks, in the map's units and degrees."""
+
+    screen: UInt8[np.ndarray, "120 160"]
+    position: Float32[np.ndarray, "2"]
+    angle: float
 
 
 class Played(NamedTuple):
-    """An episode, and what it looked like if that was asked for."""
+    """An episode, and what it looked like if that was asked for: at its start, and after each step."""
 
     length: int
     reward: float
     reached: bool
-    pictures: list[np.ndarray]
+    views: list[View]
 
 
 class Player:
@@ -50,29 +61,40 @@ class Player:
         except (KeyError, RuntimeError, TypeError, InputError) as error:
             raise FileError(f"{path}: damaged, or not of an agent ({type(error).__name__})") from None
         self.values.requires_grad_(False)
-        self.rng, self.epsilon = np.random.default_rng(seed), epsilon
+        if self.frames < self.run.frames:
+            warn(f"these networks were trained for {self.frames:,} of {self.run.frames:,} frames")
+        self.rng, self.epsilon = np.random.default_rng(check_seed(seed)), epsilon
 
-    def play(self, episodes: int, *, pictures: bool = False) -> Iterator[Played]:
-        """So many episodes, one after another."""
+    def play(self, episodes: int, *, views: bool = False) -> Iterator[Played]:
+        """So many episodes, one after another; views of a world without a screen are refused before the first."""
+        if views and self.run.environment not in DOOM:
+            raise InputError(f"{self.run.environment} has no screen: only MyWayHome can be shown")
+        return self._episodes(episodes, views)
+
+    def _episodes(self, episodes: int, views: bool) -> Iterator[Played]:
         env = self.make(0)
         try:
             for _ in range(episodes):
-                yield self._episode(env, pictures)
+                with one_thread():
+                    played = self._episode(env, views)
+                yield played
         finally:
             env.close()
 
-    def _episode(self, env: Any, pictures: bool) -> Played:
-        frame, _ = env.reset(seed=int(self.rng.integers(2**31)))
+    def _episode(self, env: Any, views: bool) -> Played:
+        if views:
+            env.render_mode = "rgb_array"
+        frame, info = env.reset(seed=int(self.rng.integers(2**31)))
         stack = [frame] * self.run.learning.memory.stack
         member = torch.tensor([int(self.rng.integers(max(1, self.run.agent.members)))])
-        seen, length, total, best, over = [frame], 0, 0.0, 0.0, False
+        seen, length, total, best, over = [_view(env, info)] if views else [], 0, 0.0, 0.0, False
         while not over:
-            frame, reward, terminated, truncated, _ = env.step(self._action(np.stack(stack), member))
+            frame, reward, terminated, truncated, info = env.step(self._action(np.stack(stack), member))
             stack, over = [*stack[1:], frame], terminated or truncated
             length, total, best = length + 1, total + float(reward), max(best, float(reward))
-            if pictures:
-                seen.append(frame)
-        return Played(length, total, best >= GOAL, seen if pictures else [])
+            if views:
+                seen.append(_view(env, info))
+        return Played(length, total, best >= GOAL, seen)
 
     def _action(self, stack: np.ndarray, member: torch.Tensor) -> int:
         if self.rng.random() < self.epsilon:
@@ -81,3 +103,18 @@ class Player:
         x = (x.float() / 255 if stack.dtype == np.uint8 else x)[None]
         said = self.values(x)
         return int(preferences(self.run.agent, said, member, self.run.agent.weight.at(self.frames)).argmax())
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """For small networks and single states: more threads gain nothing, and wait for each other where others work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _view(env: Any, info: dict[str, Any]) -> View:
+    return View(env.render()[:, :, 0].copy(), info["position"], info["angle"])  # grey: all three colours are alike

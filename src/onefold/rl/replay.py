@@ -89,9 +89,16 @@ class Replay:
         self._powers = memory.discount ** torch.arange(memory.n_step + 1, device=device, dtype=torch.float32)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that it is, for a checkpoint."""
-        names = ("frames", "actions", "rewards", "ended", "age", "priority", "highest", "head")
-        return {name: getattr(self, name) for name in names}
+        """Everything that it is, for a checkpoint; of a ring that is not full yet, the part that is."""
+        names = ("frames", "actions", "rewards", "ended", "age", "priority")
+        full = min(self.length, int(self.head) + 1)
+        return {name: getattr(self, name)[:full] for name in names} | {"highest": self.highest, "head": self.head}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Be what another one was, having been empty."""
+        for name, own in self.tensors().items():
+            kept = tensors[name]
+            (getattr(self, name)[: len(kept)] if own.ndim else own).copy_(kept)
 
     @torch.no_grad()
     def add(

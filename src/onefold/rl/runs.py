@@ -1,6 +1,7 @@
 """Training from beginning to end: progress, curves, visited places, checkpoints, and going on after a kill."""
 
 import contextlib
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLU
 from onefold.rl.learner import Learner
 from onefold.rl.light import packed
 from onefold.rl.loop import Loop, Moment
+from onefold.rl.play import one_thread
 from onefold.rl.settings import Run, plain
 from onefold.rl.vector import Environments, Local, Workers
 from onefold.rl.visits import Visits
@@ -26,6 +28,7 @@ from onefold.rl.worlds import world
 
 RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
+LONGEST = 1_000_000  # frames between two checkpoints
 COMPILED_FROM = 500_000  # frames: below, compiling costs more than it saves
 
 
@@ -55,8 +58,7 @@ class Training:
         tensors = self.folder.kept()
         try:
             parts = {key: _under(tensors, key) for key in ("replay", "learner", "loop", "run")}
-            for name, tensor in self.learner.replay.tensors().items():
-                tensor.copy_(parts["replay"][name])
+            self.learner.replay.restore(parts["replay"])
             self.learner.restore(parts["learner"])
             self.loop.restore(parts["loop"])
             self.visits.counts[:] = parts["run"]["visits"].numpy()
@@ -65,6 +67,7 @@ class Training:
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise FileError(f"{self.folder.path}: its checkpoint is not of this run ({type(error).__name__})") from None
         self.folder.cut(self.loop.frames)
+        self._share()  # it may have been killed between the two files
 
     def keep(self) -> None:
         """Write a checkpoint, and the networks alone beside it; a good one is never replaced by one with NaN in it."""
@@ -78,16 +81,15 @@ class Training:
         parts = {"replay": self.learner.replay.tensors(), "learner": self.learner.tensors(), "run": own}
         parts["loop"] = self.loop.tensors()
         self.folder.keep({f"{key}.{name}": t for key, part in parts.items() for name, t in part.items()}, self.run)
-        light = packed(self.learner.networks())
-        store.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
-        self.folder.visited(self.visits)
+        self._share()
 
-    def go(self, every: int) -> Iterator[dict[str, Any]]:
-        """Train to the end; a row of progress now and then."""
+    def go(self, every: int | None) -> Iterator[dict[str, Any]]:
+        """Train to the end; a row of progress now and then. Who interrupts it is left a checkpoint."""
         count, started, before = self.run.environments, time.monotonic(), self.seconds
         report = max(count, self.run.frames // REPORTS)
+        every = every or min(LONGEST, self.run.frames // 4)
         last, at = self.loop.frames, started
-        with _board(self.folder.path) as board:
+        with _board(self.folder.path, last) as board, _interruptible() as interrupted:
             for moment in self.loop:
                 self._note(moment)
                 self.seconds = before + time.monotonic() - started
@@ -99,8 +101,15 @@ class Training:
                     self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
                     board(row)
                     yield row
-                if done or moment.frames % every < count:
+                if done or moment.frames % every < count or interrupted():
                     self.keep()
+                if interrupted():
+                    raise KeyboardInterrupt
+
+    def _share(self) -> None:
+        light = packed(self.learner.networks())
+        store.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
+        self.folder.visited(self.visits)
 
     def _note(self, moment: Moment) -> None:
         self.visits.add(moment.frames, moment.steps.positions)
@@ -120,45 +129,75 @@ class Training:
 
 
 def train(
-    run: Run, out: Path, *, device: str = "auto", workers: int | None = None, every: int = 1_000_000
+    run: Run, out: Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints."""
+    """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints, a
+    quarter of them all if it is not said, and at most a million."""
     folder, place = Folder(out), pick_device(device)
     folder.check_new()
-    with _training(run, folder, place, workers) as training:
+    with _training(run, folder, place, workers) as training, folder.alone():
+        folder.check_new()
         folder.begin(run, provenance(place))
         training.keep()
         yield from training.go(every)
 
 
 def resume(
-    out: Path, *, device: str = "auto", workers: int | None = None, every: int = 1_000_000
+    out: Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Go on with a run that was stopped or killed."""
-    folder = Folder(out)
-    with _training(folder.run(), folder, pick_device(device), workers) as training:
-        training.resume()
+    """Go on with a run that was stopped or killed, even before it began."""
+    folder, place = Folder(out), pick_device(device)
+    run = folder.run()
+    with folder.alone(), _training(run, folder, place, workers) as training:
+        if folder.unbegun():
+            folder.begin(run, provenance(place))
+            training.keep()
+        else:
+            training.resume()
         yield from training.go(every)
 
 
 @contextlib.contextmanager
 def _training(run: Run, folder: Folder, device: torch.device, workers: int | None) -> Iterator[Training]:
     training = Training(run, folder, device, workers)
+    small = isinstance(training.environments, Local)
     try:
-        yield training
+        with one_thread() if small else contextlib.nullcontext():
+            yield training
     finally:
         training.environments.close()
 
 
 @contextlib.contextmanager
-def _board(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Takes rows of progress for TensorBoard, where it is installed."""
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once."""
+    came: list[int] = []
+
+    def note(sign: int, _: Any) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(sign)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # a thread does not hear of it
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _board(path: Path, frames: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Takes rows of progress for TensorBoard, where it is installed; what it has of later frames is forgotten."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         yield lambda _: None
         return
-    with SummaryWriter(str(path)) as writer:
+    with SummaryWriter(str(path), purge_step=frames + 1) as writer:
 
         def add(row: dict[str, Any]) -> None:
             for name in PROGRESS_COLUMNS[1:]:

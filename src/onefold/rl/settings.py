@@ -27,7 +27,8 @@ class Run:
         check_seed(self.seed)
         if not 1 <= self.environments <= 1024 or not self.environments <= self.frames <= 10**12:
             raise InputError(
-                f"a run has up to 1,024 environments and 10¹² frames, not {self.environments}, {self.frames}"
+                f"a run has 1 to 1,024 environments and up to 10¹² frames, at least one for each of them; not "
+                f"{self.environments} and {self.frames:,}"
             )
 
     def __str__(self) -> str:
@@ -41,7 +42,7 @@ def run_of(agent: str, environment: str, frames: int, seed: int, environments: i
     place = world(environment, frames)
     return Run(
         name=agent, environment=environment, frames=frames, seed=seed,
-        environments=environments or place.environments,
+        environments=place.environments if environments is None else environments,
         agent=suited(AGENTS[agent], environment, frames), learning=place.learning,
     )  # fmt: skip
 

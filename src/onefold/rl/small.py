@@ -58,7 +58,7 @@ class DeepSea(gymnasium.Env[Float32[np.ndarray, " n"], np.int64]):
         frame = np.zeros(self.size**2, np.float32)
         if self._row < self.size:
             frame[self._row * self.size + self._column] = 1.0
-        return frame, {"position": np.array([self._column, self._row], np.float32)}
+        return frame, {"position": np.array([self._column, self.size - self._row], np.float32)}  # down is down
 
 
 class Chain(gymnasium.Env[Float32[np.ndarray, " n"], np.int64]):

@@ -1,0 +1,213 @@
+"""Runs that are stopped where it hurts: before the first file, between two, by Ctrl-C, by a twin, by a full disk."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onefold import store
+from onefold.cli import main
+from onefold.errors import InputError, OnefoldWarning
+from onefold.rl.folder import CHECKPOINT, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.rl.play import Player
+from onefold.rl.replay import Memory, Replay
+from onefold.rl.runs import resume, train
+from onefold.rl.settings import run_of
+
+RUN = run_of("dqn", "chain-8", 800, 0)
+GRID = ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--seeds", "0", "--frames", "800", "--device", "cpu"]
+
+
+class Killed(BaseException):
+    """As if the process had ended."""
+
+
+def until(rows: Any, frames: int = 10**9) -> None:
+    for row in rows:
+        if row["frames"] >= frames:
+            rows.close()
+            return
+
+
+def networks(folder: Path) -> tuple[dict[str, Any], int]:
+    tensors, header = store.load(folder / NETWORKS, LIGHT)
+    return {name: t.tolist() for name, t in tensors.items()}, header["frames"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    until(train(RUN, folder, device="cpu", every=200))
+    return folder
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
+    """The process ends when that file is to be written for the so-manieth time."""
+    save, seen = store.save, []
+
+    def until_then(path: Path, *rest: Any) -> None:
+        if path.name == name:
+            seen.append(path)
+            if len(seen) == call:
+                raise Killed
+        save(path, *rest)
+
+    monkeypatch.setattr(store, "save", until_then)
+
+
+@pytest.mark.parametrize(("name", "call"), [(CHECKPOINT, 1), (NETWORKS, 1), (CHECKPOINT, 5), (NETWORKS, 5)])
+def test_a_grid_goes_on_wherever_it_was_killed(
+    name: str, call: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first and in the last checkpoint, before it and between its two files."""
+    arguments, out = [*GRID, "-o", str(tmp_path), "--checkpoint", "200"], tmp_path / "dqn/chain-8/seed0"
+    killed_at(monkeypatch, name, call)
+    with pytest.raises(Killed):
+        main(arguments)
+    monkeypatch.undo()
+    assert (out / SETTINGS).exists()
+    assert main(arguments) == 0
+    assert networks(out) == networks(whole)
+    assert networks(out)[1] == 800
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert main(arguments) == 0  # nothing is left to do
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+@pytest.mark.parametrize("again", [["rl", "train", "--agent", "dqn", "--env", "chain-8", "-o"], ["rl", "resume"]])
+def test_a_run_that_did_not_begin_can_begin(
+    again: list[str], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at(monkeypatch, CHECKPOINT, 1)
+    with pytest.raises(Killed):
+        until(train(RUN, tmp_path / "run", device="cpu"))
+    monkeypatch.undo()
+    frames = ["--frames", "800"] if again[1] == "train" else []
+    assert main([*again, str(tmp_path / "run"), *frames, "--checkpoint", "200", "--device", "cpu"]) == 0
+    assert networks(tmp_path / "run") == networks(whole)
+
+
+def test_results_without_their_checkpoint_are_never_taken_for_a_run_that_did_not_begin(
+    whole: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in (SETTINGS, PROGRESS, "episodes.csv", NETWORKS):
+        (shared / name).write_bytes((whole / name).read_bytes())
+    with pytest.raises(InputError, match="is not empty and holds a run"):
+        until(train(RUN, shared, device="cpu"))
+    with pytest.raises(InputError, match="there is no checkpoint in it"):
+        until(resume(shared, device="cpu"))
+    assert (shared / PROGRESS).read_bytes() == (whole / PROGRESS).read_bytes()
+
+
+def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
+    first = train(RUN, tmp_path / "run", device="cpu")
+    next(first)
+    with pytest.raises(InputError, match=r"another process is training in .*run: wait for it"):
+        until(resume(tmp_path / "run", device="cpu"))
+    until(first)
+    until(resume(tmp_path / "run", device="cpu"))  # it is free again
+    assert len(Folder(tmp_path / "run").rows(PROGRESS)) == 200
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--agent", "dqn", "--env", "chain-8", "--frames", "1e5", "-o", str(out)]
+    if command == "resume":
+        until(train(run_of("dqn", "chain-8", 100_000, 0), out, device="cpu"), 400)
+        options = [str(out)]
+    before = len(Folder(out).rows(PROGRESS)) if out.exists() else 0
+    arguments = [sys.executable, "-m", "onefold.cli", "rl", command, *options, "--device", "cpu"]
+    environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
+    process = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 120
+    while not (out / PROGRESS).exists() or len(Folder(out).rows(PROGRESS)) <= before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")
+    _, frames = networks(out)
+    assert frames >= int(Folder(out).rows(PROGRESS)[-1]["frames"]) > 0
+    until(resume(out, device="cpu"), frames + 400)
+    assert int(Folder(out).rows(PROGRESS)[-1]["frames"]) >= frames + 400
+
+
+def test_a_full_disk_is_named_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`open` is a file on a disk that is full from the third row of progress on."""
+    add, rows = Path.open, []
+
+    def full(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name == PROGRESS and how[:1] == ("a",):
+            rows.append(path)
+            if len(rows) == 3:
+                return add(Path("/dev/full"), *how, **more)
+        return add(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    out = tmp_path / "run"
+    options = ["--agent", "dqn", "--env", "chain-8", "--frames", "800", "--device", "cpu"]
+    assert main(["rl", "train", "-o", str(out), *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{out / PROGRESS}: {os.strerror(errno.ENOSPC)}; make room and go on with: onefold rl resume {out}" in error
+    monkeypatch.undo()
+    assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
+    assert len(Folder(out).rows(PROGRESS)) == 200
+
+
+def test_a_checkpoint_is_as_large_as_what_was_seen() -> None:
+    memory = Memory(capacity=1_000_000, stack=6, n_step=10)
+    replay = Replay(memory, 2, (4, 4), torch.uint8, torch.device("cpu"))
+    no = torch.zeros(2, dtype=torch.bool)
+    for _ in range(30):
+        replay.add(torch.ones(2, 4, 4, dtype=torch.uint8), torch.zeros(2), no, no, no, no)
+    assert replay.tensors()["frames"].shape == (30, 2, 4, 4)
+    assert sum(t.nbytes for t in replay.tensors().values()) < 10_000
+
+
+def test_points_after_the_checkpoint_are_gone_from_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    until(train(RUN, tmp_path / "run", device="cpu", every=200), 500)
+    until(resume(tmp_path / "run", device="cpu"))
+    events = accumulator.EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("return")]
+    assert steps == [int(row["frames"]) for row in Folder(tmp_path / "run").rows(PROGRESS)]
+
+
+def test_small_worlds_use_one_thread(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        rows = train(RUN, tmp_path / "run", device="cpu")
+        next(rows)
+        assert torch.get_num_threads() == 1
+        rows.close()  # pyright: ignore[reportAttributeAccessIssue]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_networks_of_a_run_that_is_not_done_say_so(tmp_path: Path) -> None:
+    until(train(RUN, tmp_path / "run", device="cpu", every=200), 500)
+    with pytest.warns(OnefoldWarning, match="were trained for 400 of 800 frames"):
+        Player(tmp_path / "run", 0, 0.0)
+
+
+@pytest.mark.filterwarnings("default::onefold.errors.OnefoldWarning")
+def test_a_run_too_short_to_learn_anything_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--agent", "dqn", "--env", "chain-8", "--frames", "400", "--device", "cpu"]
+    assert main(["rl", "train", "-o", str(tmp_path / "run"), *options]) == 0
+    assert "warning: nothing will be learned: that begins after 500 frames" in capsys.readouterr().err

@@ -200,6 +200,10 @@ def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
     assert dqn["return"]["iqm"] == pytest.approx(7 / 3)
     duels = {(duel["first"], duel["second"]): duel["probability"] for duel in figures["improvement"]}
     assert duels == {("CSD", "DQN"): pytest.approx((1 + 2 * 0.5 + 3) / 6), ("DQN", "CSD"): pytest.approx(1 / 6)}
+    curve = {run["seed"]: run["curve"] for run in csd["runs"]}[1]
+    assert (curve["frames"][-1], curve["return"][-1], curve["success"][-1]) == (1000, 5, 1)
+    assert curve["return"][:-1] == [None] * 49
+    assert len(curve["cells"]) == 20
     assert any("Unfinished: 1 run of 6" in line for line in remarks(found, table))
     assert "unfinished, 50%" in markdown(table)
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
@@ -165,6 +166,39 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(
     monkeypatch.undo()
     assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
     assert len(Folder(out).rows(PROGRESS)) == 200
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "train", "-o", str(tmp_path / "run"), "--env", "chain-8", "--device", "cuda"]) == 2
+    error = capsys.readouterr().err
+    assert "cuda" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_vizdoom_one_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vizdoom", None)
+    assert main(["rl", "train", "-o", str(tmp_path / "run"), "--frames", "2e5", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'onefold[rl]'" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def broken() -> None:
+    raise RuntimeError("no display\nthere is none")
+
+
+def test_an_environment_that_does_not_start_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gymnasium.register("Broken-v0", entry_point=broken)
+    assert main(["rl", "train", "-o", str(tmp_path / "run"), "--env", "Broken-v0", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "no display" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_is_as_large_as_what_was_seen() -> None:

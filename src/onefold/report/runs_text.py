@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onefold.report.curve_stats import Interval
+from onefold.report.curve_stats import Interval, on_grid
 from onefold.report.runs_read import Found, Record
 from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, titles
 from onefold.report.score_page import visible
@@ -159,7 +159,7 @@ def markdown(table: Table) -> str:
 
 
 def as_json(found: Found, table: Table) -> dict[str, Any]:
-    """Every figure of the tables, unrounded, and where it comes from."""
+    """Every figure of the tables and curves, unrounded, and where it comes from."""
     content = {
         "runs": len(table.records),
         "worlds": {
@@ -193,11 +193,22 @@ def _row(world: World, row: Row) -> dict[str, Any]:
                 "path": record.path, "seed": record.run.seed, "frames": record.frames, "whole": record.whole,
                 "return": record.final(RETURN), "success": record.final(SUCCESS), "first_goal": record.first_goal,
                 "frames_per_second": record.speed, "seconds": record.seconds, "replaced": record.replaced,
-                **record.origin,
+                "curve": _curve(world, record), **record.origin,
             }
             for record in row.records
         ],
     }  # fmt: skip
+
+
+def _curve(world: World, record: Record) -> dict[str, list[float | None]]:
+    """Means of the episodes that ended by these frames since the last ones, and how many of the map's cells were seen
+    by each twentieth of the frames."""
+    episodes, edges = record.episodes, world.edges
+    found = {"frames": edges[1:]}
+    for name, figure in (("return", RETURN), ("success", SUCCESS)):
+        found[name] = on_grid(episodes["frames"], episodes[figure], edges, record.frames)
+    found["cells"] = np.logical_or.accumulate(record.visits > 0).sum((1, 2))
+    return {name: [None if value != value else value for value in part.tolist()] for name, part in found.items()}
 
 
 def kind(row: Row) -> str:

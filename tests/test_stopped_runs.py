@@ -144,6 +144,11 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, tmp_path: Path) -
     assert int(Folder(out).rows(PROGRESS)[-1]["frames"]) >= frames + 400
 
 
+def test_a_run_of_a_few_frames_ends(tmp_path: Path) -> None:
+    until(train(run_of("dqn", "chain-8", 3, 0, environments=1), tmp_path / "run", device="cpu"))
+    assert networks(tmp_path / "run")[1] == 3
+
+
 def test_a_full_disk_is_named_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +193,7 @@ def test_without_vizdoom_one_line_says_how_to_get_it(
     assert not (tmp_path / "run").exists()
 
 
-def broken() -> None:
+def broken(**_: Any) -> gymnasium.Env:
     raise RuntimeError("no display\nthere is none")
 
 

@@ -47,8 +47,7 @@ class Train:
 
     @property
     def onward(self) -> str:
-        """What to do when it was stopped."""
-        return f"onefold rl resume {self.out}"
+        return _onward(self.out)
 
     def __call__(self) -> None:
         from onefold.errors import warn
@@ -77,8 +76,7 @@ class Resume:
 
     @property
     def onward(self) -> str:
-        """What to do when it was stopped."""
-        return f"onefold rl resume {self.run}"
+        return _onward(self.run)
 
     def __call__(self) -> None:
         from onefold.rl.folder import Folder
@@ -278,6 +276,11 @@ def _line(row: dict[str, Any]) -> str:
         f"{int(row['frames']):,} frames, {row['frames_per_second']:,.0f}/s, return {row['return']:.3f}, goal "
         f"{row['reached']:.0%}, bonus {row['bonus']:.3g}, loss {row['loss']:.3g}"
     )
+
+
+def _onward(out: Path) -> str:
+    """How to go on with a run that was stopped; if it had not begun, by the same command."""
+    return f"onefold rl resume {out}" if (out / "settings.json").exists() else ""
 
 
 def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Training:
         """Train to the end; a row of progress now and then. Who interrupts it is left a checkpoint."""
         count, started, before = self.run.environments, time.monotonic(), self.seconds
         report = max(count, self.run.frames // REPORTS)
-        every = every or min(LONGEST, self.run.frames // 4)
+        every = every or max(1, min(LONGEST, self.run.frames // 4))
         last, at = self.loop.frames, started
         with _board(self.folder.path, last) as board, _interruptible() as interrupted:
             for moment in self.loop:

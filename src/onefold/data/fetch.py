@@ -1,13 +1,14 @@
 """The public image sets, downloaded into a folder, checked, and left in a form that `read_set` reads."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from onefold.data.catalogue import CATALOGUE, Known
 from onefold.data.download import Patience, Watch, download, unwatched
 from onefold.errors import FileError, InputError
 from onefold.memory import human
+from onefold.store import alone
 
 PATIENCE = Patience()
 
@@ -31,7 +32,8 @@ def fetch(
     finished = folder / f"{name}.npz"
     if finished.is_file():
         return f"{name}: there already, {finished} ({human(finished.stat().st_size)})"
-    with _alone(folder, name):
+    busy = FileError(f"{folder}: another process is fetching {name}: wait for it")
+    with alone(folder / f".{name}.lock", busy):
         paths = [download(mirrors, folder / name, progress, patience) for mirrors in known.files]
         if known.letters:
             return _convert(name, paths[0], finished, progress)
@@ -54,19 +56,3 @@ def _convert(name: str, archive: Path, target: Path, progress: Watch) -> str:
         f"({human(target.stat().st_size)}); left out of {archive.name}: {letters.unreadable:,} unreadable files, "
         f"{letters.repeated:,} repeated images, {letters.disputed:,} in two classes"
     )
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    """Keep two processes from writing the same files; where the system has no locks, hope."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{name}.lock").open("wb") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileError(f"{folder}: another process is fetching {name}: wait for it") from None
-        except (ImportError, OSError):  # Windows; a network's file system
-            pass
-        yield

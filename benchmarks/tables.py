@@ -231,11 +231,41 @@ def agents() -> list[str]:
     return grid(heads, rows, 2)
 
 
+def agent() -> list[str]:
+    """An update of one agent in three forms, and its loop."""
+    found = result("agent")
+    rows = [
+        [way, *(f"{times[part]:.{places}f}" for part, places in AGENT), f"{times['speed_up']:.1f} ×"]
+        for way, times in found["updates"].items()
+    ]
+    loop, memory = found["loop"], found["memory"]
+    note = (
+        f"The whole loop makes {loop['frames_per_second']:,.0f} frames a second, {loop['iteration_ms']:.2f} ms for "
+        f"{found['environments']} of them, and the GPU is idle for {loop['gpu_idle_share']:.1%} of the time. Memory: "
+        f"{memory['gpu_gb']:.1f} GB on the GPU, {memory['host_gb']:.1f} in the process."
+    )
+    return [*grid(["form", "update, ms", "actions, ms", "set-up, s", "against eager"], rows), "", note]
+
+
+AGENT = (("update_ms", 2), ("act_ms", 2), ("set_up_s", 1))
+
+
 def data() -> list[str]:
     """How many images the units of the benchmark were fitted and tested on."""
     sizes = {unit.id: (f"{unit.train:,}", f"{unit.tested[unit.id]:,}") for unit in shift()[0].units}
     rows = [[md(section.name), *sizes[section.name]] for section in shift()[1].sections]
     return grid(["set", "images to learn from", "images to test on"], rows)
+
+
+def spans(seeds: Sequence[int]) -> str:
+    """Seeds in few words: 0, 2–5."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts) or "–"
 
 
 def shift_units() -> list[str]:
@@ -247,7 +277,7 @@ def shift_units() -> list[str]:
         seeds = [
             sorted(unit.seed for unit in collected.units if (unit.method, unit.id) == (method, name)) for name in names
         ]
-        rows.append([md(METHODS[method].title), *(", ".join(map(str, found)) or "–" for found in seeds)])
+        rows.append([md(METHODS[method].title), *map(spans, seeds)])
     absent = [METHODS[name].title for name in TABLE if all(unit.method != name for unit in collected.units)]
     notes = [f"Not run yet: {'; '.join(map(md, absent))}."] if absent else []
     notes += map(md, remarks(collected))
@@ -354,7 +384,7 @@ def _section(section: Section) -> list[str]:
 Writer = Callable[[], list[str]]
 README: tuple[Writer, ...] = (shift_headline, scoring, demo)
 PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agents,
+    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agents, agent,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
 )  # fmt: skip
 PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}

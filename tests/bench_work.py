@@ -35,3 +35,13 @@ def hold(folder: str) -> dict[str, Any]:
     Path(folder, str(os.getpid())).touch()
     time.sleep(600)
     return {}
+
+
+def overlap(folder: str) -> dict[str, Any]:
+    """How many others were at work at the same time."""
+    own = Path(folder, f"at-work-{os.getpid()}-{time.monotonic_ns()}")
+    own.touch()
+    time.sleep(2)
+    others = len(list(Path(folder).glob("at-work-*"))) - 1
+    own.unlink()
+    return {"others": others}

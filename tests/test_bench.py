@@ -15,9 +15,10 @@ import bench_work
 import numpy as np
 import pytest
 from pids import gone, running
+from PIL import Image
 
 from onefold import cli, metrics
-from onefold.bench import cell
+from onefold.bench import cell, previews
 from onefold.bench.engines import engine, processes, serial
 from onefold.bench.methods import Job
 from onefold.bench.results import Results
@@ -97,6 +98,38 @@ def test_a_familiar_set_needs_labels(tmp_path: Path) -> None:
     data = choose(PRESETS["quick"], tmp_path, ("bare",), ("mnist",))
     with pytest.raises(InputError, match="bare has no labels"):
         familiar(data, "bare", PRESETS["quick"])
+    with pytest.raises(InputError, match="bare has no labels"):  # before anything else is done
+        list(run(Plan(out=tmp_path / "out", ids=("bare",), strange=("mnist",), data_dir=tmp_path)))
+    with pytest.raises(InputError, match="mnist needs other sets to be told from"):
+        list(run(Plan(out=tmp_path / "out", ids=(f"mnist={tmp_path / 'mnist.npz'}",), data_dir=tmp_path)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_sets_have_names_of_their_own(tmp_path: Path) -> None:
+    for seed, name in enumerate(["mnist", "kmnist"]):
+        make_set(tmp_path, name, 40, seed)
+    one, other = (f"a={tmp_path / name}.npz" for name in ("mnist", "kmnist"))
+    for ids, strange in [((one, other), ()), ((one,), (other,)), (("mnist",), (f"mnist={tmp_path / 'kmnist'}.npz",))]:
+        with pytest.raises(InputError, match=r"two sets are called '(a|mnist)'"):
+            choose(PRESETS["quick"], tmp_path, ids, strange)
+    for name in (*PERTURBED, "familiar"):
+        with pytest.raises(InputError, match=f"cannot be called '{name}'"):
+            choose(PRESETS["quick"], tmp_path, ("mnist",), (f"{name}={tmp_path / 'kmnist'}.npz",))
+    assert choose(PRESETS["quick"], tmp_path, ("mnist", "mnist"), ("kmnist", "kmnist")).names == ("mnist", "kmnist")
+
+
+def test_a_run_leaves_pictures_of_its_sets(tmp_path: Path) -> None:
+    list(run(Plan(out=tmp_path, preset="smoke", methods=("last_layer_gp",))))
+    with Image.open(tmp_path / "previews" / "digits.png") as picture:
+        grey = np.asarray(picture)
+    data = choose(SMOKE, tmp_path, (), ())
+    rows = [familiar(data, "digits", SMOKE).x_test, *strange_sets(data, "digits", SMOKE).values()]
+    step, size = previews.SIDE + previews.GAP, previews.SIDE // 8
+    for i, images in enumerate(rows):
+        for j in (0, previews.COLUMNS - 1):
+            top, left = previews.GAP + i * step, previews.NAMES + j * step
+            shown = grey[top : top + previews.SIDE : size, left : left + previews.SIDE : size]
+            np.testing.assert_allclose(shown, 255 * images[j].clip(0, 1), atol=0.51)
 
 
 def test_contexts_never_hold_an_image_that_is_evaluated(tmp_path: Path) -> None:
@@ -193,6 +226,25 @@ def test_a_folder_belongs_to_settings_and_data(tmp_path: Path) -> None:
         begun(tmp_path / "full")
 
 
+def test_a_unit_that_no_report_takes_is_done_again(tmp_path: Path) -> None:
+    plan = Plan(out=tmp_path, preset="smoke", methods=("last_layer_gp",))
+    unit = next(iter(run(plan))).unit
+    path, settings = Results(tmp_path).path(unit), settings_of(SMOKE)
+    for name, value in [("accuracy", float("nan")), ("curves", {}), ("cost", {}), ("default", "dance"), ("scores", {})]:
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+        assert Results(tmp_path).read(unit, settings) is None, name
+        assert [progress.before for progress in run(plan)] == [False]
+    assert Results(tmp_path).read(unit, {**settings, "steps": 61}) is None
+    assert [progress.before for progress in run(plan)] == [True]
+
+
+def test_a_damaged_manifest_says_what_to_do(tmp_path: Path) -> None:
+    results = begun(tmp_path)
+    (tmp_path / "bench.json").write_text("{")
+    with pytest.raises(FileError, match=r"bench\.json: is cut short or damaged, .* name another folder"):
+        results.begin(settings_of(SMOKE), {"digits": "abc"})
+
+
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     results = begun(tmp_path)
     path = tmp_path / "bench.json"
@@ -208,7 +260,7 @@ def test_a_unit_cut_short_is_done_again_and_named_in_reports(tmp_path: Path) -> 
     whole = path.read_text()
     for damage in ("", whole[: len(whole) // 2], "[]", '{"format": 1}', whole.replace('"accuracy"', '"akkuracy"')):
         path.write_text(damage)
-        assert Results(out).read(first[0].unit) is None
+        assert Results(out).read(first[0].unit, settings_of(PRESETS["smoke"])) is None
         results, bad = Results(out).every()
         assert not results
         assert len(bad) == 1
@@ -304,6 +356,19 @@ def test_processes_give_the_table_of_a_serial_run(tmp_path: Path) -> None:
         for kind, sets in json.loads(one).items():
             for name, values in sets.items():
                 assert values == pytest.approx(json.loads(other)[kind][name], abs=0.05)  # threads round differently
+
+
+@pytest.mark.slow
+def test_ray_does_as_many_at_a_time_as_it_is_told(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}}
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+    try:
+        jobs = [str(tmp_path)] * 4
+        every = [[done.result or {} for done in engine("ray")(bench_work.overlap, jobs, count)] for count in (1, 2)]
+    finally:
+        ray.shutdown()
+    assert [max(result["others"] for result in results) for results in every] == [0, 1]
 
 
 @pytest.mark.slow
@@ -442,5 +507,13 @@ def test_a_search_tries_every_value_once_and_goes_on_with_the_best(
     again = list(search(plan, "mcd"))
     assert [t.auroc for t in again] == [t.auroc for t in tried]
     assert len(asked) == 13  # only what failed was tried again
+    journal = tmp_path / "s" / "search.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if b'"distributions"' in line)
+    journal.write_bytes(b"".join(lines[: last + 1])[:-20])  # the disk was full
+    cut = list(search(plan, "mcd"))
+    assert [t.auroc for t in cut] == [t.auroc for t in tried]
+    assert len(asked) == 15  # what failed, and what the lost line had told of
+    assert [t.auroc for t in search(plan, "mcd")] == [t.auroc for t in tried]
     with pytest.raises(InputError, match="no search space for 'knn'"):
         list(search(plan, "knn"))

@@ -31,7 +31,7 @@ from onefold.data import ImageSet, catalogue, command, data_dir, download, fetch
 from onefold.data.catalogue import CATALOGUE, IDX_FILES, Known, Mirror, idx_set
 from onefold.data.download import Patience, Watch, unwatched
 from onefold.data.notmnist import read_letters
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, OnefoldWarning
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "datasets"
 QUICK = Patience(timeout=20, tries=3, pause=0.001)
@@ -303,6 +303,11 @@ def test_folders_of_images_are_a_set(tmp_path: Path) -> None:
     Image.new("L", (28, 28), 7).save(tmp_path / "pets" / "test" / "loose.png")
     assert read_set(f"pets={tmp_path / 'pets'}", tmp_path).y_test is None
     (tmp_path / "pets" / "test" / "loose.png").unlink()
+    broken = tmp_path / "pets" / "train" / "ant" / "broken.png"
+    broken.write_bytes(b"no picture")
+    with pytest.warns(OnefoldWarning, match=r"train: of its images 1 could not be read .* 'ant/broken\.png'"):
+        assert len(read_set("pets", tmp_path).x_train) == 6
+    broken.unlink()
     (tmp_path / "pets" / "test" / "cat").rename(tmp_path / "pets" / "test" / "dog")
     with pytest.raises(InputError, match="test has the class 'dog', train has not"):
         read_set("pets", tmp_path)

@@ -1,5 +1,6 @@
 """The separate classifier, for the accuracy and to build detectors on: trained once, kept beside the results."""
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -61,8 +62,9 @@ def classifier(
     )  # fmt: skip
     finished(net, device)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store.save(path, KIND, net.state_dict(), {})
+        with contextlib.suppress(OSError, FileError):  # the next one who needs it trains it again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.save(path, KIND, net.state_dict(), {})
     return net
 
 

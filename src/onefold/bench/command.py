@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from onefold.bench.run import Progress
 
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: $ONEFOLD_DATA)")]
+Folder = Annotated[
+    Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: $ONEFOLD_DATA, or the cache)")
+]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class BenchRun:
     methods: tuple[str, ...] = ()
     """Some methods only, for example: csd csd_aug ens3. `onefold bench methods` lists them."""
     ids: tuple[str, ...] = ()
-    """Familiar sets, each against all others: names in the data folder, or your own as name=file.npz. Those of the
-    paper that are not named here stay strange sets, unless one of your own or --strange is given."""
+    """Familiar sets, each against all others: names in the data folder, or your own as name=path, of an .npz file or
+    of a folder with train/ and test/. Those of the paper that are not named here stay strange sets, unless one of your
+    own or --strange is given."""
     strange: tuple[str, ...] = ()
     """Sets that are only ever strange."""
     seeds: tuple[int, ...] = ()
@@ -162,9 +165,11 @@ def shown(progress: "Iterable[Progress]") -> list[tuple[str, str]]:
 
     cells: dict[tuple[str, str], list[float]] = {}
     failed: list[tuple[str, str]] = []
+    before = 0
     console = Console(stderr=True)
     with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
         for ended in progress:
+            before += ended.before
             if ended.result is None:
                 failed.append((str(ended.unit), ended.reason))
             else:
@@ -174,6 +179,8 @@ def shown(progress: "Iterable[Progress]") -> list[tuple[str, str]]:
                 live.update(_table(cells, len(failed)))
             elif not ended.before:
                 print(_line(ended), file=sys.stderr, flush=True)
+    if before and not console.is_terminal:
+        print(f"{before} units were there already", file=sys.stderr)
     return failed
 
 

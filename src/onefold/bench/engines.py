@@ -82,8 +82,11 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
         share = min(1.0, gpus / (_checked(workers) or 4 * gpus)) if gpus else 0.0
         options = {"num_cpus": 1, "num_gpus": share, "max_retries": -1}
         task = ray.remote(**options)(attempt)
-        started = {task.remote(work, index, job): index for index, job in enumerate(jobs)}
-        while started:
+        waiting, started, most = list(enumerate(jobs)), {}, _checked(workers) or len(jobs)
+        while waiting or started:
+            while waiting and len(started) < most:
+                index, job = waiting.pop(0)
+                started[task.remote(work, index, job)] = index
             finished, _ = ray.wait(list(started), num_returns=1)
             for reference in finished:
                 index = started.pop(reference)

@@ -26,6 +26,8 @@ from onefold.nets import Standardise
 SMALL = Architecture(channels=(8,), hidden=(64,), outputs=64)
 PAPER_SIZES, SMALL_SIZES = Sizes((32, 64), (256, 256)), Sizes((8, 16), (64, 64))
 
+LAST_HIDDEN = "1.mlp.hidden.1"  # of the classifier's layers, the one before its logits
+
 
 @dataclass(frozen=True)
 class Job:
@@ -132,6 +134,10 @@ def _on_the_classifier(name: str, job: Job, x: np.ndarray) -> Callable[[], Detec
     net, seed = job.classifier(), job.unit.seed
     if name == "knn":
         return lambda: KNN(from_model(net), bank=60_000, seed=seed).fit(x)
+    if name == "knn-last":
+        return lambda: KNN(from_model(net, LAST_HIDDEN), bank=60_000, seed=seed).fit(x)
+    if name == "gp_post_hoc":
+        return lambda: LastLayerGP(from_model(net, seed=seed), seed=seed).fit(x)
     if name == "energy":
         return lambda: Energy(net, seed=seed).fit(x)
     if name.startswith("csd_post_hoc"):
@@ -173,4 +179,4 @@ def parameters(detector: Detector) -> int:
 
 def _shaped(job: Job, x: np.ndarray) -> np.ndarray:
     """What a detector on the classifier sees has an axis for the one colour."""
-    return x[:, None] if job.unit.method.startswith(("knn", "energy", "csd_post_hoc")) else x
+    return x[:, None] if job.unit.method.startswith(("knn", "gp_post_hoc", "energy", "csd_post_hoc")) else x

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from onefold.bench.cell import FORMAT
+from onefold.bench.checked import measured
 from onefold.bench.units import Unit
 from onefold.errors import FileError, InputError
 from onefold.store import alone, write_json
 
-MANIFEST, UNITS, FAILURES, LOCK, CLASSIFIERS = "bench.json", "units", "failures", ".lock", "classifiers"
+MANIFEST, UNITS, FAILURES, LOCK = "bench.json", "units", "failures", ".lock"
+CLASSIFIERS, PREVIEWS = "classifiers", "previews"
 LARGEST = 16 * 2**20  # bytes of a unit's file: more is not one of ours
 
 
@@ -25,6 +27,11 @@ class Results:
     def classifiers(self) -> Path:
         """Where trained classifiers lie, to be used by several units; it can be deleted at any time."""
         return self.folder / CLASSIFIERS
+
+    @property
+    def previews(self) -> Path:
+        """Where pictures of the sets lie, to be looked at."""
+        return self.folder / PREVIEWS
 
     def begin(self, settings: Mapping[str, Any], data: Mapping[str, str]) -> None:
         """Make the folder, or go on with it if it belongs to the same settings and data."""
@@ -55,7 +62,13 @@ class Results:
         path = self.folder / MANIFEST
         if not path.is_file():
             raise InputError(f"{self.folder} holds no benchmark results: there is no {MANIFEST} in it")
-        content = _read(path)
+        try:
+            content = _read(path)
+        except FileError:
+            raise FileError(
+                f"{path}: is cut short or damaged, and without it nobody knows what the units beside it belong to: "
+                "name another folder"
+            ) from None
         if content.get("format") != FORMAT:
             raise FileError(
                 f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}: "
@@ -68,15 +81,17 @@ class Results:
     def path(self, unit: Unit) -> Path:
         return self.folder / UNITS / f"{_plain(unit)}.json"
 
-    def read(self, unit: Unit) -> dict[str, Any] | None:
-        """The result of a unit; None if it is not done, or not readable: then it has to be done again."""
+    def read(self, unit: Unit, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a unit; None if it is not done, or no report would take it: then it has to be done again."""
         path = self.path(unit)
         if not path.exists():
             return None
         try:
-            return _checked(_read(path), path)
+            content = _checked(_read(path), path)
+            measured(content, settings)
         except FileError:
             return None
+        return content
 
     def write(self, unit: Unit, result: Mapping[str, Any]) -> None:
         """Keep a result; what failed before is forgotten."""

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from onefold.bench.cell import run_unit
 from onefold.bench.engines import engine
 from onefold.bench.methods import Job
+from onefold.bench.previews import preview
 from onefold.bench.results import Results
-from onefold.bench.sets import choose, identity
+from onefold.bench.sets import choose, familiar, identity, label
 from onefold.bench.units import ABLATION, PRESETS, Unit, grid, settings_of
 from onefold.data.sets import data_dir
 from onefold.errors import InputError
@@ -49,6 +50,10 @@ def planned(plan: Plan) -> tuple[list[Job], Results]:
     preset = PRESETS[plan.preset]
     folder = Path() if preset.small else data_dir(plan.data_dir)
     data = choose(preset, folder, plan.ids, plan.strange)
+    for name in data.ids:
+        familiar(data, name, preset)  # one without labels is no familiar set
+    if len(data.names) < 2:
+        raise InputError(f"{label(data.ids[0])} needs other sets to be told from: name them with --strange")
     units = grid(preset, data.ids, plan.methods, plan.seeds)
     results = Results(plan.out)
     return [Job(unit, preset, data, results.classifiers.absolute()) for unit in units], results
@@ -58,10 +63,12 @@ def run(plan: Plan) -> Iterator[Progress]:
     """Do what is not done; every unit of the plan comes by once."""
     jobs, results = planned(plan)
     with results.locked():
-        results.begin(settings_of(jobs[0].preset), identity(jobs[0].data, jobs[0].preset))
+        settings = settings_of(jobs[0].preset)
+        results.begin(settings, identity(jobs[0].data, jobs[0].preset))
+        preview(jobs[0].data, jobs[0].preset, results.previews)
         waiting = []
         for job in jobs:
-            result = results.read(job.unit)
+            result = results.read(job.unit, settings)
             if result is None:
                 waiting.append(job)
             else:

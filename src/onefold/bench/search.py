@@ -1,6 +1,7 @@
 """The paper's search for rates: first the learning rate of the classifier, then what is a method's own."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,8 +61,10 @@ def search(plan: Plan, method: str) -> Iterator[Tried]:
     with results.locked():
         results.begin({**settings_of(job.preset), "search": True}, identity(job.data, job.preset))
         for stage in SPACES[method]:
-            tried = list(_stage(plan, method, stage, job, {**stage.held, **held}, results))
-            yield from tried
+            tried = []
+            for trial in _stage(plan, method, stage, job, {**stage.held, **held}, results):
+                tried.append(trial)
+                yield trial
             done = [trial for trial in tried if trial.auroc is not None]
             if not done:
                 raise InputError(f"no value of {stage.rate} could be tried for {method}: {tried[0].reason}")
@@ -71,7 +74,7 @@ def search(plan: Plan, method: str) -> Iterator[Tried]:
 def _stage(
     plan: Plan, method: str, stage: Stage, job: Job, held: dict[str, float], results: Results
 ) -> Iterator[Tried]:
-    study, optuna = _study(results.folder, method, stage)
+    study, optuna = _study(results.folder, "/".join([method, stage.rate, *_found(stage, held)]), stage)
     known = {
         float(trial.params[stage.rate]): trial.value
         for trial in study.trials
@@ -91,8 +94,13 @@ def _stage(
         yield Tried(method, stage.rate, value, auroc)
 
 
-def _study(folder: Path, method: str, stage: Stage) -> tuple[Any, Any]:
-    """The study of a stage, in a journal that a killed run leaves whole."""
+def _found(stage: Stage, held: dict[str, float]) -> list[str]:
+    """What an earlier stage found, which trials of this one depend on."""
+    return [f"{rate}={value:g}" for rate, value in held.items() if rate not in stage.held]
+
+
+def _study(folder: Path, name: str, stage: Stage) -> tuple[Any, Any]:
+    """The study of a stage, in a journal; of a line that was cut short, as on a full disk, nothing is kept."""
     try:
         import optuna
         from optuna.storages import JournalStorage
@@ -100,8 +108,10 @@ def _study(folder: Path, method: str, stage: Stage) -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError("a search needs Optuna: pip install 'onefold[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(folder / "search.journal")))
-    name = f"{method}/{stage.rate}"
+    journal = folder / "search.journal"
+    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        os.truncate(journal, content.rfind(b"\n") + 1)
+    storage = JournalStorage(JournalFileBackend(str(journal)))
     sampler = optuna.samplers.GridSampler({stage.rate: list(stage.values)}, seed=0)
     study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", sampler=sampler, load_if_exists=True

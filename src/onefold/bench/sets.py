@@ -53,6 +53,7 @@ def choose(preset: Preset, folder: Path, ids: tuple[str, ...], strange: tuple[st
         if ids not in ((), EMBEDDED) or strange:
             raise InputError(f"the preset {preset.name!r} runs on embedded data: leave --ids and --strange out")
         return Data(EMBEDDED, ("letters",))
+    ids, strange = tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(strange))
     there = found(folder)
     of_the_paper = tuple(name for family in FAMILIES for name in _of_family(family, list(there))[:1])
     if ids and not strange and set(ids) <= set(of_the_paper):
@@ -64,6 +65,11 @@ def choose(preset: Preset, folder: Path, ids: tuple[str, ...], strange: tuple[st
                 f"{folder} holds {', '.join(there) or 'no image sets'}: get the paper's with onefold data fetch "
                 f"{' '.join(FAMILIES)} --data-dir {folder}, or name your own with --ids name=file.npz"
             )
+    names = [label(name) for name in dict.fromkeys((*ids, *strange))]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"two sets are called {twice[0]!r}: give each a name of its own, as in name=path")
+    if taken := [name for name in names if name in (*PERTURBED, "familiar")]:
+        raise InputError(f"a set cannot be called {taken[0]!r}, which is what the benchmark calls one of its own")
     return Data(ids, strange, folder)
 
 

@@ -24,13 +24,19 @@ class Method:
     """How the images of its classifier are changed, for methods that have one."""
     default: str = "score"
     """The score it is ranked by if nothing is chosen in hindsight."""
+    form_of: str = ""
+    """Whose row of the table it is a candidate for, if not its own."""
+
+    @property
+    def row(self) -> str:
+        return self.form_of or self.name
 
 
-def _both(name: str, title: str, **more: Any) -> list[Method]:
+def _both(name: str, title: str, form_of: str = "", **more: Any) -> list[Method]:
     """A method with a classifier, trained with the paper's flips and crops, and with crops alone."""
     return [
-        Method(name, title, augment="flips", **more),
-        Method(f"{name}-noflips", f"{title}, no flips", augment="crops", **more),
+        Method(name, title, augment="flips", form_of=form_of, **more),
+        Method(f"{name}-noflips", f"{title}, no flips", augment="crops", form_of=form_of or name, **more),
     ]
 
 
@@ -41,17 +47,21 @@ METHODS: dict[str, Method] = {
         *_both("mcd", "MCD", few=True, **MI),
         *_both("laplace", "BNN-Laplace", few=True, **MI),
         Method("sgmcmc", "BNN-MCMC", few=True, augment="flips", **MI),
-        Method("sgmcmc-noflips", "BNN-MCMC, corrected, no flips", few=True, augment="none", **MI),  # nor crops
+        Method(
+            "sgmcmc-noflips", "BNN-MCMC, corrected, no flips", few=True, augment="none", form_of="sgmcmc", **MI
+        ),  # nor crops
         Method("sgmcmc-baoa", "BNN-MCMC, BAOA (uncorrected)", few=True, augment="crops", **MI),
         Method("rnd", "RND"),
-        *_both("ens3", "ENS(3)", **MI),
+        *_both("ens3", "ENS(3)", few=True, **MI),
         *_both("ens15", "ENS(15)", few=True, **MI),
         Method("csd", "CSD", ours=True),
         Method("csd_aug", "CSD-Aug", ours=True),
         Method("csd_ood", "CSD-OOD", ours=True),
         Method("csd_default", "CSD-Aug, centred", ours=True),
         Method("last_layer_gp", "LastLayerGP"),
+        *_both("gp_post_hoc", "LastLayerGP on the classifier"),
         *_both("knn", "kNN on the classifier"),
+        *_both("knn-last", "kNN on the classifier, last layer", form_of="knn"),
         *_both("energy", "Energy of the classifier"),
         Method("csd_post_hoc", "CSD-Aug on the classifier", ours=True, augment="crops"),
         Method("csd-small_init", "CSD, small-function initialisation", ours=True, ablation=True),

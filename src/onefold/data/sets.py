@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from jaxtyping import Float32, Int64, UInt8
 
 from onefold.data.catalogue import CATALOGUE, IDX_FILES
 from onefold.data.idx import read_images, read_labels
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.sources import ImageFolder, Picture, open_npz
 from onefold.sources.arrayfiles import ZIP_ERRORS
 
@@ -146,7 +147,7 @@ def _keys(path: Path) -> set[str]:
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
     except ZIP_ERRORS as error:
-        raise FileError(f"{path}: is damaged, or not a .npz file ({error})") from None
+        raise FileError(f"{path}: is no .npz file of {', '.join(KEYS)}, or damaged ({error})") from None
 
 
 def _read(place: _Place) -> np.ndarray:
@@ -168,6 +169,10 @@ def _read_pictures(folder: Path) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for part, source in parts.items():
         arrays[f"x_{part}"] = np.concatenate([batch.numpy()[:, 0] for batch in source.batches(FLAT_BATCH)])
+        if source.skipped:
+            name, why = next(iter(source.skipped.items()))
+            left_out = f"{len(source.skipped)} could not be read and are left out, such as {name!r}: {why}"
+            warnings.warn(f"{folder / part}: of its images {left_out}", OnefoldWarning, stacklevel=2)
     owners = {part: _owners(source.names) for part, source in parts.items()}
     if any(None in names for names in owners.values()):
         return arrays

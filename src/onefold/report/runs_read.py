@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from onefold.bench.checked import LARGE, LONGEST, ORIGIN
 from onefold.errors import FileError, InputError
 from onefold.report.score_page import visible
-from onefold.report.shift_units import LARGE, LONGEST, ORIGIN
 from onefold.rl.folder import (
     EPISODE_COLUMNS,
     EPISODES,

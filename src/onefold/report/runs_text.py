@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from onefold.bench.checked import ORIGIN
 from onefold.report.curve_stats import Interval, on_grid
 from onefold.report.runs_read import Found, Record
 from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, titles
@@ -13,7 +14,6 @@ from onefold.report.score_page import visible
 from onefold.report.seeds import mean
 from onefold.report.shift_files import md
 from onefold.report.shift_text import NONE, Cell, Grid, number
-from onefold.report.shift_units import ORIGIN
 
 RULES = (
     "Final figures are over the episodes that ended in the last tenth of a run's frames, and over whole runs only. "

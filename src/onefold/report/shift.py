@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onefold.bench.checked import COSTS, METRICS, TIMES, Measured
 from onefold.bench.sets import PERTURBED
 from onefold.bench.units import FAMILIES, METHODS
 from onefold.report.paper import AVERAGE, PAPER, Published
 from onefold.report.seeds import Difference, Stat, difference, mean, stat
-from onefold.report.shift_units import COSTS, METRICS, NO_FLIPS, TIMES, Measured
 
 PAPERS_SCORE = "variance"
 TARGET_DATA = ("csd_ood",)  # fitted with unlabelled images like the strange ones: a rival has none
+CHAMPIONS = ("csd_post_hoc", "csd_default", "csd_aug", "csd")  # who is compared with rivals: the first that was run
 FIGURES = ("accuracy", *(f"{metric}{part}" for part in ("", "_foreign", "_clipped") for metric in METRICS), *COSTS)
 
 
@@ -54,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Duel:
-    """The best of ours against a rival: AUROC over foreign and perturbed sets, and over foreign ones alone."""
+    """One of ours against a rival: AUROC over foreign and perturbed sets, and over foreign ones alone."""
 
     ours: Row
     rival: Row
@@ -136,7 +137,7 @@ def _row(
     extra: bool = False,
     family: Sequence[Measured] = (),
 ) -> Row:
-    """Times are those of units that had the machine to themselves, if there are any: these, or others of the family."""
+    """Times are those of units that had the machine to themselves, these or others of the family."""
     first = units[0]
     values: dict[str, dict[int, float]] = {}
     pairs: dict[str, dict[int, float]] = {}
@@ -146,7 +147,7 @@ def _row(
             values.setdefault(figure, {})[unit.seed] = value
         for other in [*foreign, *(name for name in PERTURBED if name in strange)]:
             pairs.setdefault(other, {})[unit.seed] = strange[other]["auroc"]
-    lone = [unit for unit in units if unit.alone] or [unit for unit in family if unit.alone] or units
+    lone = [unit for unit in units if unit.alone] or [unit for unit in family if unit.alone]
     values |= {figure: {unit.seed: unit.cost[figure] for unit in lone} for figure in TIMES}
     known = METHODS.get(_line(first))
     return Row(
@@ -215,12 +216,12 @@ def _finished(section: Section, published: Mapping[str, dict[str, Published]]) -
 
 
 def _duels(rows: list[Row]) -> list[Duel]:
-    """The best of ours, and the best of ours that saw nothing like the strange sets, against each rival."""
-    ours = [row for row in rows if row.ours and not row.extra and not row.ablation]
-    groups = [ours, [row for row in ours if row.method not in TARGET_DATA]]
-    best = {row.method: row for group in groups if group for row in [max(group, key=_auroc)]}
+    """Ours that saw images like the strange ones, and one form of ours that did not, fixed beforehand, against each."""
+    ours = {row.method: row for row in rows if row.ours and not row.extra}
+    informed = [ours[name] for name in TARGET_DATA if name in ours]
+    champions = [*informed, *[ours[name] for name in CHAMPIONS if name in ours][:1]]
     duels = []
-    for champion in best.values():
+    for champion in champions:
         for rival in (row for row in rows if not row.ours):
             four, three = (
                 difference(champion.values.get(figure, {}), rival.values.get(figure, {}))
@@ -246,15 +247,16 @@ def _about_the_paper(name: str, foreign: list[str]) -> str:
 
 
 def _form(unit: Measured, kind: str) -> str:
-    known = METHODS.get(unit.method)
-    flips = unit.method.endswith(NO_FLIPS) or (known is not None and known.augment == "flips")
-    variant = ("no flips" if unit.method.endswith(NO_FLIPS) else "flips") if flips else ""
-    score = kind.replace("_", " ")
-    return ", ".join(part for part in ("default score" if score == "score" else score, variant) if part)
+    known, score = METHODS.get(unit.method), kind.replace("_", " ")
+    parts = ["default score" if score == "score" else score]
+    if known is not None:
+        parts.append(known.title.removeprefix(METHODS[known.row].title).lstrip(", "))
+        parts.append("flips" if known.augment == "flips" else "")
+    return ", ".join(part for part in parts if part)
 
 
 def _line(unit: Measured) -> str:
-    """Which row it belongs to: a rival's is one with flips and without."""
+    """Which row it belongs to: a rival's is one for all its forms, ours has one for each."""
     return unit.method if unit.ours else unit.row
 
 

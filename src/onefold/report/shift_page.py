@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from onefold.bench.checked import Measured
 from onefold.report.plates import Picture, Plate, pictures, save
 from onefold.report.score_page import visible
 from onefold.report.seeds import Difference
@@ -28,7 +29,7 @@ from onefold.report.shift_text import (
     signed,
     title_of,
 )
-from onefold.report.shift_units import Collected, Measured, origins
+from onefold.report.shift_units import Collected, origins
 from onefold.store import write_bytes
 
 PLOTS = "plots"
@@ -54,7 +55,7 @@ class Shown(NamedTuple):
 
 
 class Headline(NamedTuple):
-    """The best of ours that saw nothing strange, the best rival, and what lies between them."""
+    """One form of ours, which saw nothing strange, the best rival, and what lies between them."""
 
     ours: str
     rival: str

@@ -40,7 +40,7 @@ class Style(NamedTuple):
 
     colour: str
     line: Any
-    mark: str
+    mark: Any
     width: float
 
 
@@ -231,7 +231,7 @@ def cost(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: 
                 if times and quality:
                     x, error = max(times.mean, 1e-4), quality.sd or 0.0
                     ax.errorbar(x, quality.mean, error, color=style.colour, lw=1, capsize=0, alpha=0.7)
-                    ax.plot(x, quality.mean, style.mark, color=style.colour, ms=6.5, mec="none")
+                    ax.plot(x, quality.mean, marker=style.mark, color=style.colour, ls="", ms=6.5, mec="none")
             tidy(ax, label.partition(",")[0], label, "AUROC, %")
             ax.set_xscale("log")
             ax.margins(0.08, 0.1)

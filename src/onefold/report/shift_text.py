@@ -76,9 +76,7 @@ def remarks(collected: Collected) -> list[str]:
     if len(made["device"]) > 1:
         found.append("The units were run on different machines: what they cost cannot be compared.")
     if not all(unit.alone for unit in collected.units):
-        found.append(
-            "Some units shared the machine: times are of those that had it to themselves, where there are any."
-        )
+        found.append("Some units shared the machine: times are of those that had it to themselves.")
     if any(name.endswith("+") for name in made["commit"]):
         found.append("Some units were made from a source tree that had been changed since its commit (marked +).")
     if collected.failures:

@@ -3,8 +3,8 @@
     python benchmarks/agent.py [--out FILE.json] [--agent csd] [--frames 100000] [--updates 300] [--small]
 
 Updates are timed on a replay full of random frames: as they are written (eager), captured as a graph, and compiled and
-captured. The loop is timed with ViZDoom itself, 16 environments, after learning has begun, and the same environments
-alone, with random actions. The GPU is busy while one of the two graphs runs. `--small` is for a machine without one.
+captured. The loop is timed with ViZDoom itself, 16 environments, after learning has begun; `environments.py` times
+them alone. The GPU is busy while one of the two graphs runs. `--small` is for a machine without one.
 """
 
 import argparse
@@ -90,25 +90,12 @@ def whole_loop(agent: str, learning: Learning, device: torch.device, frames: int
             pass
         wait(device)
         seconds = time.perf_counter() - started
-        found = {
-            "frames_per_second": frames / seconds,
-            "iteration_ms": 1e3 * seconds * ENVIRONMENTS / frames,
-            "environments_alone": alone(environments, frames),
-        }
+        found = {"frames_per_second": frames / seconds, "iteration_ms": 1e3 * seconds * ENVIRONMENTS / frames}
         if busy:
             found["gpu_idle_share"] = 1 - sum(a.elapsed_time(b) for a, b in busy) / (1e3 * seconds)
         return found
     finally:
         environments.close()
-
-
-def alone(environments: Workers, frames: int) -> float:
-    """Frames a second of the environments, with nobody to learn from them."""
-    rng, started = np.random.default_rng(0), time.perf_counter()
-    for _ in range(frames // ENVIRONMENTS):
-        environments.send(rng.integers(3, size=ENVIRONMENTS))
-        environments.collect()
-    return frames / (time.perf_counter() - started)
 
 
 def _watched(graph: Any, busy: list[Any]) -> Any:

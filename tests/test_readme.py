@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def test_results_come_from_commits_that_exist() -> None:
     def git(*words: str, given: str = "") -> str:
         return subprocess.run(["git", *words], cwd=ROOT, input=given, capture_output=True, text=True).stdout
 
-    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+    if shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").strip() != "false":
         pytest.skip("no whole history here")
     found = {json.loads(path.read_text()).get("commit") for path in (ROOT / "results").rglob("*.json")} - {None}
     answers = git("cat-file", "--batch-check", given="\n".join(sorted(found))).splitlines()

@@ -60,7 +60,7 @@ def run_unit(job: Job) -> dict[str, Any]:
         "accuracy": float(np.mean(right)),
         "default": chosen,
         "scores": {
-            kind: {name: measured(values, other[kind]) for name, other in others.items()}
+            kind: {name: figures(values, other[kind]) for name, other in others.items()}
             for kind, values in found.items()
         },
         "curves": {
@@ -77,7 +77,7 @@ def run_unit(job: Job) -> dict[str, Any]:
     }
 
 
-def measured(familiar_scores: NDArray[Any], strange_scores: NDArray[Any]) -> dict[str, float]:
+def figures(familiar_scores: NDArray[Any], strange_scores: NDArray[Any]) -> dict[str, float]:
     """All metrics, in per cent; precision-recall at equal class weight, and plainly beside it."""
     pair = (familiar_scores, strange_scores)
     return {

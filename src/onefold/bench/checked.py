@@ -51,7 +51,7 @@ class Measured:
 
     @property
     def row(self) -> str:
-        """The row of the table that it belongs to: a rival's is one for all its forms."""
+        """The row of the table that it belongs to: that of a rival is one for all its forms."""
         return METHODS[self.method].row if self.method in METHODS else self.method
 
     @property

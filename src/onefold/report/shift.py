@@ -39,7 +39,7 @@ class Row:
 
     @property
     def ablation(self) -> bool:
-        """A form of CSD that shows what a part is good for, and is no candidate for the best."""
+        """A form of CSD that shows what a part is good for."""
         return self.method in METHODS and METHODS[self.method].ablation
 
     @property
@@ -103,8 +103,8 @@ def _section(name: str, units: list[Measured]) -> Section:
     if left := sorted({other for those in sets for other in those} - set(common)):
         notes.append(f"Not every unit was measured against {_listed(left)}: left out of all means.")
     rows = []
-    for method in sorted({_line(unit) for unit in units}, key=lambda method: (_order(method), method)):
-        own = [unit for unit in units if _line(unit) == method]
+    for method in sorted({unit.row for unit in units}, key=lambda method: (_order(method), method)):
+        own = [unit for unit in units if unit.row == method]
         rows += _ours(own, foreign) if own[0].ours else [_rival(own, foreign)]
     return _finished(Section(name, rows, [], foreign, notes), PAPER[name] if name in FAMILIES else {})
 
@@ -149,9 +149,9 @@ def _row(
             pairs.setdefault(other, {})[unit.seed] = strange[other]["auroc"]
     lone = [unit for unit in units if unit.alone] or [unit for unit in family if unit.alone]
     values |= {figure: {unit.seed: unit.cost[figure] for unit in lone} for figure in TIMES}
-    known = METHODS.get(_line(first))
+    known = METHODS.get(first.row)
     return Row(
-        method=_line(first),
+        method=first.row,
         title=first.title if known is None else known.title,
         ours=first.ours,
         extra=extra,
@@ -253,11 +253,6 @@ def _form(unit: Measured, kind: str) -> str:
         parts.append(known.title.removeprefix(METHODS[known.row].title).lstrip(", "))
         parts.append("flips" if known.augment == "flips" else "")
     return ", ".join(part for part in parts if part)
-
-
-def _line(unit: Measured) -> str:
-    """Which row it belongs to: a rival's is one for all its forms, ours has one for each."""
-    return unit.method if unit.ours else unit.row
 
 
 def _place(name: str) -> int:

@@ -293,7 +293,8 @@ def shift_foreign() -> list[str]:
 
 
 HEADLINE = (
-    "csd_post_hoc", "csd_aug", "csd", "knn", "ens15", "ens3", "last_layer_gp", "sgmcmc-baoa", "laplace", "mcd", "rnd",
+    "csd_post_hoc", "csd_aug", "csd", "gp_post_hoc", "knn", "ens15", "ens3", "last_layer_gp", "sgmcmc-baoa", "laplace",
+    "mcd", "rnd",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The same on a GPU: compiled steps and graph replays train like plain ones, and agree with the CPU."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Generator, nn
+from torch._inductor import config as inductor
 
 import onefold
 from onefold.data import digits, letters
@@ -173,10 +175,17 @@ def test_kernels_and_solves_on_the_gpu() -> None:
     torch.testing.assert_close(here, there)
 
 
+@pytest.fixture
+def random_numbers_of_eager_code() -> Iterator[None]:
+    """Compiled code draws what plain code draws, not numbers of its own."""
+    with inductor.patch(fallback_random=True):
+        yield
+
+
+@pytest.mark.usefixtures("random_numbers_of_eager_code")
 @pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in AGENTS), ("csd", True)])
-def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool) -> None:
     """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly."""
-    monkeypatch.setattr("torch._inductor.config.fallback_random", True)  # else compiled code has numbers of its own
     learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(8, 8), hidden=32)
     minds = [
         Learner(
@@ -204,7 +213,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, monkey
     for one, other in zip(minds[0].replay.tensors().items(), minds[1].replay.tensors().items(), strict=True):
         if one[0] not in ("priority", "highest"):
             assert torch.equal(one[1], other[1]), one[0]
-    torch.testing.assert_close(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
+    near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
+    assert near.float().mean() > 0.98, "a draw at the edge of two transitions may fall on either, as sums are rounded"
     ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
     far, apart = (
         sum(float((p - q).square().sum()) for p, q in zip(ends[0], others, strict=True)) for others in (start, ends[1])

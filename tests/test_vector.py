@@ -26,6 +26,7 @@ from onefold.rl.doom import MyWayHome
 from onefold.rl.rows import Steps, episode_seed
 from onefold.rl.small import Chain
 from onefold.rl.vector import Environments, Local, Workers
+from onefold.rl.worker import Task, Worker
 
 SEED = 11
 
@@ -244,6 +245,26 @@ def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
     witness.play(40, rng)
     assert (pool.replaced, witness.lost) == (1, 2)
     assert gone(before[:1])
+
+
+def test_a_worker_that_dies_while_another_is_replaced(
+    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has answered by then, and its answers go with it: both begin new episodes in the same step."""
+    pool = hired(Counting, 4, SEED, workers=2)
+    witness, rng, before, hire = Witness(pool), np.random.default_rng(0), staff(pool), pool._hire
+
+    def hire_in_bad_times(task: Task) -> Worker:
+        if task.start == 0:
+            os.kill(before[1], signal.SIGKILL)
+            assert gone(before[1:])
+        return hire(task)
+
+    witness.check(None, pool.reset())
+    monkeypatch.setattr(pool, "_hire", hire_in_bad_times)
+    os.kill(before[0], signal.SIGKILL)
+    witness.play(40, rng)
+    assert (pool.replaced, witness.lost) == (2, 4)
 
 
 def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callable[..., Workers]) -> None:

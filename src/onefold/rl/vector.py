@@ -4,6 +4,7 @@ import itertools
 import logging
 import multiprocessing.util
 import os
+import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
-from onefold.rl.worker import CONTEXT, PARTING, Task, Worker
+from onefold.rl.worker import CONTEXT, PARTING, Bell, Task, Worker
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 5  # of one worker in a row, without a step between them
@@ -169,13 +170,16 @@ class Workers(Together):
         edges = [count * i // workers for i in range(workers + 1)]
         self.workers, self.timeout, self.replaced = workers, timeout, 0
         self._tasks = [
-            Task(make, memory, found, start, stop, seed, cores[(os.getpid() + i) % len(cores)])
+            Task(make, memory, found, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
             for i, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
-        self._parts = [self._rows[task.start : task.stop] for task in self._tasks]
+        self._whose = [task.number for task in self._tasks for _ in range(task.start, task.stop)]
         self._failures = [0] * workers
+        self._bell = Bell()
+        self._ready = select.poll()
+        self._ready.register(self._bell, select.POLLIN)
         self._staff: list[Worker] = []
-        self._finish = multiprocessing.util.Finalize(self, _close, (self._staff,), exitpriority=10)
+        self._finish = multiprocessing.util.Finalize(self, _close, (self._staff, self._bell), exitpriority=10)
         try:
             self._start()
         except BaseException:
@@ -185,11 +189,14 @@ class Workers(Together):
     def _start(self) -> None:
         self._rows["actions"] = NEXT
         for task in self._tasks:
-            self._staff.append(Worker(task))
-        until = time.monotonic() + max(self.timeout, START)
-        for task, worker, rows in zip(self._tasks, self._staff, self._parts, strict=True):
-            if why := worker.hear(rows, self._step, until):
-                raise OnefoldError(f"environments {task.start} to {task.stop - 1} do not start: {why}")
+            self._staff.append(self._hire(task))
+        for i, why in self._wait(set(range(self.workers)), max(self.timeout, START)).items():
+            raise OnefoldError(f"environments {self._tasks[i].start} to {self._tasks[i].stop - 1} do not start: {why}")
+
+    def _hire(self, task: Task) -> Worker:
+        worker = Worker(task, self._bell)
+        self._ready.register(worker, select.POLLIN)
+        return worker
 
     def _ask(self) -> None:
         if not self._staff:
@@ -198,34 +205,54 @@ class Workers(Together):
             worker.go()
 
     def _hear(self) -> None:
-        until = time.monotonic() + self.timeout
-        for i, rows in enumerate(self._parts):
-            if why := self._staff[i].hear(rows, self._step, until):
-                self._replace(i, why)
-            else:
-                self._failures[i] = 0
+        everyone = set(range(self.workers))
+        lost = self._wait(everyone.copy(), self.timeout)
+        for i in everyone - lost.keys():
+            self._failures[i] = 0
+        while lost:
+            i = min(lost)
+            self._replace(i, lost.pop(i))
+            lost |= self._wait({i}, max(self.timeout, START))  # which may tell of others, too
+
+    def _wait(self, left: set[int], seconds: float) -> dict[int, str]:
+        """Until these workers have answered their rows; those that never will, and why."""
+        until, rung, lost = time.monotonic() + seconds, set[int](), dict[int, str]()
+        while left:
+            ready = self._ready.poll(1000 * max(0.0, until - time.monotonic()))
+            for number, _ in ready:
+                if number == self._bell.fileno():
+                    rung |= self._bell.rung()
+                else:
+                    i = next(i for i, worker in enumerate(self._staff) if i not in lost and worker.fileno() == number)
+                    self._ready.unregister(number)
+                    lost[i] = self._staff[i].last_words()
+                    left.discard(i)
+            if left <= rung or not ready:  # one may have rung and been replaced since: then its rows are not answered
+                left &= {self._whose[k] for k in np.flatnonzero(self._rows["answered"] != self._step)}
+            if not ready:
+                for i in left:
+                    self._ready.unregister(self._staff[i])
+                return lost | dict.fromkeys(left, "gave no answer in time")
+        return lost
 
     def _replace(self, i: int, why: str) -> None:
-        """Begin the next episodes in a new worker, or in the next one if that is lost too."""
-        rows = self._parts[i]
-        while why:
-            self._staff[i].kill()
-            self._failures[i] += 1
-            if self._failures[i] == MOST_FAILURES:
-                self.close()
-                raise OnefoldError(f"a worker was lost {MOST_FAILURES} times in a row, at last because: {why}")
-            LOG.warning("worker %d of %d is replaced: %s", i, len(self._staff), why)
-            self.replaced += 1
-            rows["actions"] = NEXT
-            self._staff[i] = Worker(self._tasks[i])
-            why = self._staff[i].hear(rows, self._step, time.monotonic() + max(self.timeout, START))
-        rows["lost"] = True
+        """Have the next episodes begun in a new worker."""
+        self._staff[i].kill()
+        self._failures[i] += 1
+        if self._failures[i] == MOST_FAILURES:
+            self.close()
+            raise OnefoldError(f"a worker was lost {MOST_FAILURES} times in a row, at last because: {why}")
+        LOG.warning("worker %d of %d is replaced: %s", i, len(self._staff), why)
+        self.replaced += 1
+        rows = self._rows[self._tasks[i].start : self._tasks[i].stop]
+        rows["actions"], rows["answered"], rows["lost"] = NEXT, 0, True
+        self._staff[i] = self._hire(self._tasks[i])
 
     def close(self) -> None:
         self._finish()
 
 
-def _close(staff: list[Worker]) -> None:
+def _close(staff: list[Worker], bell: Bell) -> None:
     """Ask all to leave, then wait for them together; called once, however the end comes."""
     for worker in staff:
         worker.dismiss()
@@ -233,3 +260,4 @@ def _close(staff: list[Worker]) -> None:
     for worker in staff:
         worker.bury(until)
     staff.clear()
+    bell.close()

@@ -1,7 +1,8 @@
 """One worker process: the environments in it, the pipes to it, and its end, which may come at any time.
 
-A byte through a pipe says "go", another one back says "done"; everything else is in the table. A pipe also tells of the
-other side's death: a worker whose owner is gone closes its environments and leaves.
+A byte through a pipe says "go"; a number through another, which all workers share, says who is done; everything else is
+in the table. A third is for last words. Pipes also tell of the other side's death: a worker whose owner is gone closes
+its environments and leaves.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from onefold.errors import OnefoldError
 from onefold.rl.rows import Form, Group, Make, one_line, row
 
 CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, threads or open files comes along
-GO, STOP, DONE, FAILED = b"g", b"s", b"d", b"f"
+GO, STOP = b"g", b"s"
 PARTING = 10  # seconds in which environments have to be closed
 
 
@@ -32,15 +33,36 @@ class Task(NamedTuple):
     start: int
     stop: int
     seed: int
+    number: int
     core: int | None
     """Where it runs. A game is a process of its own that works while its worker waits: on one core, neither of them is
     ever woken from afar or finds its caches cold. That gave 1.7 times the frames."""
 
 
-def work(task: Task, commands: Connection, answers: Connection) -> None:
+class Bell:
+    """What workers ring when they are done. One read hears all that have rung since the last one."""
+
+    def __init__(self) -> None:
+        self._heard, self.rope = CONTEXT.Pipe(duplex=False)
+        self.fileno = self._heard.fileno
+
+    @staticmethod
+    def ring(rope: Connection, number: int) -> None:
+        os.write(rope.fileno(), number.to_bytes(2, "little"))  # never torn, as it is short
+
+    def rung(self) -> set[int]:
+        """Those that have rung, once some have."""
+        return set(np.frombuffer(os.read(self._heard.fileno(), select.PIPE_BUF), "<u2").tolist())
+
+    def close(self) -> None:
+        self._heard.close()
+        self.rope.close()
+
+
+def work(task: Task, commands: Connection, rope: Connection, words: Connection) -> None:
     """What a worker does: answer at once, since its first episodes are asked for as it starts, then at each go."""
     os.setpgid(0, 0)  # what the environments start can be ended with it, and no Ctrl-C comes through
-    for pipe in (commands, answers):  # nor may it keep the pipes open
+    for pipe in (commands, rope, words):  # nor may it keep the pipes open
         os.set_inheritable(pipe.fileno(), False)
     if task.core is not None:
         with contextlib.suppress(OSError):  # the core may be forbidden by now
@@ -56,49 +78,42 @@ def work(task: Task, commands: Connection, answers: Connection) -> None:
                 step = rows["asked"].copy()
                 group.answer()
                 rows["answered"] = step
-                os.write(answers.fileno(), DONE)
+                Bell.ring(rope, task.number)
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone
         except Exception as error:
-            os.write(answers.fileno(), FAILED + one_line(error).encode())
+            os.write(words.fileno(), one_line(error).encode())
 
 
 class Worker:
     """The owner's end of it."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, bell: Bell) -> None:
         commands, self._commands = CONTEXT.Pipe(duplex=False)
-        self._answers, answers = CONTEXT.Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=work, args=(task, commands, answers), daemon=True)
+        self._words, words = CONTEXT.Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=work, args=(task, commands, bell.rope, words), daemon=True)
         try:
             self._process.start()
         except Exception as error:
             raise OnefoldError(f"a worker cannot be started ({one_line(error)})") from error
-        for end in (commands, answers):  # else the death of the process would not be heard
+        for end in (commands, words):  # else the death of the process would not be heard
             end.close()
-        self._ready = select.poll()
-        self._ready.register(self._answers, select.POLLIN)
+        self.fileno = self._words.fileno  # there is something to read once it has failed, or is no more
         self.pid = self._process.pid or 0
 
     def go(self) -> None:
         """Have it answer its rows."""
-        with contextlib.suppress(BrokenPipeError):  # `hear` will say why
+        with contextlib.suppress(BrokenPipeError):  # its last words will say why
             os.write(self._commands.fileno(), GO)
 
-    def hear(self, rows: np.ndarray, step: int, until: float) -> str:
-        """Nothing once its rows have the answers to this step; or why that will never be."""
-        while self._ready.poll(1000 * max(0.0, until - time.monotonic())):
-            sign = os.read(self._answers.fileno(), select.PIPE_BUF)
-            if not sign:
-                self.kill()
-                code = self._process.exitcode or 0
-                return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            if sign.startswith(FAILED):
-                return sign[1:].decode(errors="replace")
-            if (rows["answered"] == step).all():
-                return ""
-        return "gave no answer in time"
+    def last_words(self) -> str:
+        """Why it will never answer again; once there is something to read."""
+        if words := os.read(self._words.fileno(), select.PIPE_BUF):
+            return words.decode(errors="replace")
+        self.kill()
+        code = self._process.exitcode or 0
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def dismiss(self) -> None:
         """Ask it to leave."""
@@ -120,4 +135,4 @@ class Worker:
         self._process.kill()
         self._process.join()
         self._commands.close()
-        self._answers.close()
+        self._words.close()

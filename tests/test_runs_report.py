@@ -126,6 +126,7 @@ def test_the_bootstrap_draws_within_worlds() -> None:
     assert iqm_interval([np.zeros(4), np.ones(4)]) == (0.5, 0.5)
     assert iqm_interval([np.full(3, 0.7)]) == (pytest.approx(0.7), pytest.approx(0.7))
     assert iqm_interval([np.array([1.0]), np.array([2.0])]) is None
+    assert iqm_interval([np.array([1.0]), np.arange(4.0)]) is None  # a single run would count as certain
     runs = np.random.default_rng(0).normal(size=40)
     known = stats.bootstrap(
         (runs,), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), method="percentile", rng=1, n_resamples=4000
@@ -147,6 +148,7 @@ def test_the_probability_of_improvement_is_mann_and_whitneys() -> None:
         assert 0 <= interval.low <= improvement([(x, y)]) <= interval.high <= 1
     one = np.ones(1)
     assert improvement_interval([(one, one)]) is None
+    assert improvement_interval([(one, np.arange(4.0))]) is None
     assert improvement_interval([(np.ones(3), np.zeros(3))]) == (1, 1)
     assert improvement_interval([(np.ones(3), np.ones(3))]) == (0.5, 0.5)
 

@@ -56,8 +56,8 @@ def iqm(values: Float64[np.ndarray, "*r n"]) -> Float64[np.ndarray, "*r"]:
 
 
 def iqm_interval(strata: Sequence[Runs]) -> Interval | None:
-    """95 % of the bootstrap's interquartile means over all runs of all strata; None if no stratum has two runs."""
-    if max(map(len, strata)) < 2:
+    """95 % of the bootstrap's interquartile means over all runs of all strata; None if a stratum has one run only."""
+    if min(map(len, strata)) < 2:
         return None
     chance = np.random.default_rng(SEED)
     return _middle(iqm(np.concatenate([_drawn(runs, chance) for runs in strata], axis=1)))
@@ -75,8 +75,8 @@ def improvement(pairs: Sequence[tuple[Runs, Runs]]) -> float:
 
 
 def improvement_interval(pairs: Sequence[tuple[Runs, Runs]]) -> Interval | None:
-    """95 % of the bootstrap's probabilities; None if nobody has two runs in a world."""
-    if max(len(runs) for pair in pairs for runs in pair) < 2:
+    """95 % of the bootstrap's probabilities; None if anybody has one run only, which is always drawn."""
+    if min(len(runs) for pair in pairs for runs in pair) < 2:
         return None
     chance = np.random.default_rng(SEED)
     return _middle(np.mean([wins(_drawn(x, chance), _drawn(y, chance)) for x, y in pairs], axis=0))

@@ -112,7 +112,11 @@ def _headline(best: dict[str, tuple[float, str]], ours: set[str], what: str, due
     if duel is None:
         return None
     sure = duel.interval
-    note = "one run each: no interval" if sure is None else f"95 % interval {chance(sure.low)} to {chance(sure.high)}"
+    note = (
+        "a single run among them: no interval"
+        if sure is None
+        else f"95 % interval {chance(sure.low)} to {chance(sure.high)}"
+    )
     values = best[ranked[0]][1], best[ranked[1]][1], chance(duel.probability)
     return Headline(what, visible(ranked[0]), visible(ranked[1]), ranked[0] in ours, values, note)
 

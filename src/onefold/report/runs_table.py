@@ -18,7 +18,7 @@ RETURN, SUCCESS = "reward", "reached"  # final figures, by their columns
 
 
 class Estimate(NamedTuple):
-    """Of a final figure over `n` runs; no interval where no world has two."""
+    """Of a final figure over `n` runs; no interval where a world has one only."""
 
     mean: float
     iqm: float

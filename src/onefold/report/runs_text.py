@@ -18,11 +18,11 @@ from onefold.report.shift_text import NONE, Cell, Grid, number
 RULES = (
     "Final figures are over the episodes that ended in the last tenth of a run's frames, and over whole runs only. "
     "Returns are sums of rewards, not discounted.",
-    "IQM: interquartile mean over runs, with a 95 % stratified bootstrap interval that draws runs within worlds. A "
-    "single run has no interval.",
+    "IQM: interquartile mean over runs, with a 95 % stratified bootstrap interval that draws runs within worlds. "
+    "Where there is a single run of a world, there is none.",
     "Probability of improvement: that a run of the row's agent ends with a higher return than one of the column's, "
     "equal returns counting one half (Mann and Whitney), within worlds and averaged over them; 95 % bootstrap "
-    "intervals. With few runs, a bootstrap's intervals are too narrow.",
+    "intervals, where both have two runs or more. With few runs, a bootstrap's intervals are too narrow.",
     "First goal: frames at the end of the first episode that reached the goal, median over runs; those that never did "
     "count as later than all others.",
 )

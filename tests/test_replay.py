@@ -227,3 +227,11 @@ def test_replays_that_hold_too_little_are_refused() -> None:
         Memory(stack=0)
     with pytest.raises(InputError, match="discount and alpha are between 0 and 1"):
         Memory(alpha=1.5)
+
+
+def test_a_million_frames_take_less_than_two_and_a_half_gigabytes() -> None:
+    """Stacks and returns are built by index: every frame is there once."""
+    replay = Replay(Memory(), 16, (42, 42), torch.uint8, torch.device("meta"))
+    assert replay.length * replay.environments == 1_000_000
+    size = sum(tensor.nbytes for tensor in vars(replay).values() if isinstance(tensor, torch.Tensor))
+    assert 1e6 * 42 * 42 < size < 1.8e9

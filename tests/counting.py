@@ -58,3 +58,10 @@ def fragile(number: int, broken: int) -> Counting:
     if number >= broken:
         raise LookupError(f"no world\nhas the number {number}")
     return Counting(number)
+
+
+def sleepy(number: int, tired: int) -> Counting:
+    """A world that takes its time, if it has this number."""
+    if number == tired:
+        time.sleep(1000)
+    return Counting(number)

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counting import Counting, fragile
+from counting import Counting, fragile, sleepy
 from gymnasium import spaces
 from pids import gone, running
 
 from onefold.errors import InputError, OnefoldError
+from onefold.rl import vector
 from onefold.rl.doom import MyWayHome
 from onefold.rl.rows import Steps, episode_seed
 from onefold.rl.small import Chain
@@ -265,6 +266,13 @@ def test_a_worker_that_dies_while_another_is_replaced(
     os.kill(before[0], signal.SIGKILL)
     witness.play(40, rng)
     assert (pool.replaced, witness.lost) == (2, 4)
+
+
+def test_a_worker_that_hangs_as_it_starts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patience in ("START", "PARTING"):
+        monkeypatch.setattr(vector, patience, 0.3)
+    with pytest.raises(OnefoldError, match="environments 0 to 1 do not start: gave no answer in time"):
+        Workers(functools.partial(sleepy, tired=1), 2, SEED, workers=1, timeout=0.3)
 
 
 def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callable[..., Workers]) -> None:

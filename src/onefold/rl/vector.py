@@ -228,7 +228,7 @@ class Workers(Together):
                     lost[i] = self._staff[i].last_words()
                     left.discard(i)
             if left <= rung or not ready:  # one may have rung and been replaced since: then its rows are not answered
-                left &= {self._whose[k] for k in np.flatnonzero(self._rows["answered"] != self._step)}
+                left -= rung - {self._whose[k] for k in np.flatnonzero(self._rows["answered"] != self._step)}
             if not ready:
                 for i in left:
                     self._ready.unregister(self._staff[i])

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.errors import InputError
+from onefold.fused import Form, fits, pictures, stage
 
 Activation: TypeAlias = Literal["relu", "erf"]
 
@@ -90,6 +91,8 @@ class Impala(nn.Module):
         self, shape: tuple[int, int, int], channels: Sequence[int], hidden: Sequence[int], outputs: int
     ) -> None:
         super().__init__()
+        self.forms = forms(shape, channels)
+        self.fused = False
         inputs, height, width = shape
         stages: list[nn.Module] = []
         for count in channels:
@@ -108,6 +111,8 @@ class Impala(nn.Module):
         return self.mlp.head
 
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
+        if self.fused:
+            return self.mlp.features(trunks([self], [x])[0])
         return self.mlp.features(F.relu(self.trunk(x)).flatten(1))
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n outputs"]:
@@ -118,8 +123,11 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
     """What the trunks of networks of one form make of these inputs, each of its own, in one pass.
 
     They are one network whose convolutions are block-diagonal. A GPU takes hardly longer for it than for one of them:
-    narrow convolutions leave most of it idle. The result is the same up to rounding.
+    narrow convolutions leave most of it idle. The result is the same up to rounding. Where the networks are `fused`,
+    their stages are.
     """
+    if nets[0].fused:
+        return _fused(nets, inputs)
     x = torch.cat(list(inputs), 1).to(memory_format=torch.channels_last)
     for layers in zip(*(net.trunk for net in nets), strict=True):
         if isinstance(layers[0], Residual):
@@ -130,11 +138,48 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
     return [F.relu(part).flatten(1) for part in x.chunk(len(nets), 1)]
 
 
+def _fused(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -> list[Float[Tensor, "n width"]]:
+    x = pictures(inputs)
+    for i in range(0, len(nets[0].trunk), 4):
+        layers = [[c for c in net.trunk[i : i + 4].modules() if isinstance(c, nn.Conv2d)] for net in nets]
+        x = stage(
+            x,
+            torch.stack([entry.weight for entry, *_ in layers]),
+            torch.stack([_bias(entry) for entry, *_ in layers]),
+            torch.stack([torch.stack([c.weight for c in units]) for _, *units in layers]),
+            torch.stack([torch.stack([_bias(c) for c in units]) for _, *units in layers]),
+        )
+    return list(F.relu(x).permute(0, 1, 4, 2, 3).flatten(2).to(inputs[0].dtype).unbind())
+
+
+def _bias(layer: nn.Conv2d) -> Tensor:
+    assert layer.bias is not None
+    return layer.bias
+
+
+def forms(shape: tuple[int, int, int], channels: Sequence[int]) -> list[Form]:
+    """The forms of these stages, with channels filled up to eights; of what is no square, impossible ones."""
+    inputs, height, width = shape
+    side, found = height if height == width else 0, []
+    for count in channels:
+        found.append(Form(-(-inputs // 8) * 8, count, side))
+        inputs, side = count, (side + 1) // 2
+    return found
+
+
+def fuse(module: nn.Module, device: torch.device) -> None:
+    """Let the stages of all networks in here be fused from now on, where their forms and the device allow it: they
+    compute in bfloat16 then, whatever they are given."""
+    for part in module.modules():
+        if isinstance(getattr(part, "forms", None), list):
+            part.fused = fits(part.forms, device)  # pyright: ignore[reportArgumentType]
+
+
 def _abreast(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:
     count, own = len(convolutions), convolutions[0].in_channels
     around = [(0, 0, 0, 0, i * own, (count - 1 - i) * own) for i in range(count)]
     weight = torch.cat([F.pad(c.weight, pad) for c, pad in zip(convolutions, around, strict=True)])
-    bias = torch.cat([c.bias for c in convolutions if c.bias is not None])
+    bias = torch.cat([_bias(c) for c in convolutions])
     return F.conv2d(*_filled(x, weight), bias, padding=1)
 
 

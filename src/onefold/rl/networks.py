@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.nets import Entry
+from onefold.fused import pictures, stage
+from onefold.nets import Entry, forms
 
 
 class Trunk(nn.Module):
@@ -21,6 +22,7 @@ class Trunk(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
         super().__init__()
+        self.forms, self.fused = forms(shape, channels), False
         inputs, height, width = shape
         self.entries, self.units, self.biases = nn.ModuleList(), nn.ParameterList(), nn.ParameterList()
         self.left, self.right = nn.ParameterList(), nn.ParameterList()
@@ -58,6 +60,8 @@ class Trunk(nn.Module):
         return found
 
     def forward(self, x: Tensor) -> Float[Tensor, "n width"]:
+        if self.fused:
+            return self._fused(x)
         x = x.to(memory_format=torch.channels_last)
         for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
             x = F.max_pool2d(entry(x), 3, stride=2, padding=1)
@@ -65,6 +69,13 @@ class Trunk(nn.Module):
                 inner = F.conv2d(F.relu(x), weights[first], biases[first], padding=1)
                 x = x + F.conv2d(F.relu(inner), weights[second], biases[second], padding=1)
         return F.relu(x).flatten(1)
+
+    def _fused(self, x: Tensor) -> Float[Tensor, "n width"]:
+        """The same in bfloat16, a stage at a time."""
+        z = pictures([x])
+        for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
+            z = stage(z, entry.weight[None], entry.bias[None], weights[None], biases[None])  # pyright: ignore[reportIndexIssue]
+        return F.relu(z[0]).permute(0, 3, 1, 2).flatten(1).to(x.dtype)
 
 
 class Dense(nn.Module):

@@ -26,25 +26,36 @@ class Views:
 
 
 def viewed(x: Float[Tensor, "n c h w"], u: Float[Tensor, "n 15"], views: Views) -> Float[Tensor, "n c h w"]:
-    """Stacks of frames, all frames of one alike, through perspective, flip and crop in one resampling."""
-    grid = F.affine_grid(_crop(u[:, :5], views), [len(x), 1, *x.shape[2:]], align_corners=False)
-    flat = torch.cat([grid, torch.ones_like(grid[..., :1])], -1).flatten(1, 2)
-    moved = flat @ _perspective(u[:, 5:14], views).mT
-    grid = (moved[..., :2] / moved[..., 2:]).view(grid.shape)
+    """Stacks of frames, all frames of one alike, through perspective, flip and crop in one resampling.
+
+    Coordinates are computed number by number: as products of matrices, autocast would round them to a tenth of a pixel.
+    """
+    height, width = x.shape[2:]
+    across, left, down, top = _crop(u[:, :5], views)
+    seen_x = across * _middles(width, x)[None, None, :] + left
+    seen_y = down * _middles(height, x)[None, :, None] + top
+    a, b, c = _perspective(u[:, 5:14], views)[..., None, None].unbind(1)
+    moved_x, moved_y, depth = (row[:, 0] * seen_x + row[:, 1] * seen_y + row[:, 2] for row in (a, b, c))
+    grid = torch.stack((moved_x / depth, moved_y / depth), -1)
     changed = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return torch.where((u[:, 14] < views.apply)[:, None, None, None], changed, x)
 
 
-def _crop(u: Float[Tensor, "n 5"], views: Views) -> Float[Tensor, "n 2 3"]:
-    """From the outcome's coordinates in [−1, 1]² to those of the picture that is flipped and cropped."""
+def _middles(count: int, like: Tensor) -> Float[Tensor, " count"]:
+    """Where the middles of so many pixels lie between −1 and 1."""
+    return (2 * torch.arange(count, device=like.device, dtype=like.dtype) + 1) / count - 1
+
+
+def _crop(u: Float[Tensor, "n 5"], views: Views) -> tuple[Float[Tensor, "n 1 1"], ...]:
+    """From the outcome's coordinates in [−1, 1]² to those of the picture that is flipped and cropped: factor and shift
+    across, factor and shift down."""
     low, high = views.crop_area
     side = (low + (high - low) * u[:, 0]).sqrt()
     stretch = views.crop_aspect ** (u[:, 1] - 0.5)
     across, down = (side * stretch).clamp(max=1), (side / stretch).clamp(max=1)
     left, top = (1 - across) * (2 * u[:, 2] - 1), (1 - down) * (2 * u[:, 3] - 1)
     across = torch.where(u[:, 4] < views.flip, -across, across)
-    zero = torch.zeros_like(across)
-    return torch.stack((across, zero, left, zero, down, top), 1).reshape(-1, 2, 3)
+    return tuple(part[:, None, None] for part in (across, left, down, top))
 
 
 def _perspective(u: Float[Tensor, "n 9"], views: Views) -> Float[Tensor, "n 3 3"]:

@@ -1,0 +1,512 @@
+// One stage of IMPALA (convolution, max-pool, two residual units) with a block's images in shared memory, forwards and
+// backwards. Compiled once for each form of a stage, which these say:
+//
+//   CIN, COUT  channels, multiples of 8 and of 16     SIDE    pixels a side of what comes in
+//   IMAGES     a block of `enter` and `climb`         ROWS    rows of the pooled picture that `enter` makes at a time
+//   ENTER_WARPS, UNITS_WARPS, LEAVE_WARPS             how many warps share the pixels of a convolution
+//
+// Tensors are [sets, n, side, side, channels] in bfloat16, one set of weights for each of `sets` networks; weights are
+// [outputs, 9 · inputs] with taps before inputs. `stages.py` is how they are called, and says what they compute.
+
+#ifndef EMULATED
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+#define SHARED extern __shared__ __align__(16) char shared[];
+
+__device__ __forceinline__ u32 place(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void load4(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+__device__ __forceinline__ void load4_turned(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ __forceinline__ u32 positive(u32 both) {
+    u32 found;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(0u));
+    return found;
+}
+
+__device__ __forceinline__ u32 sum(u32 one, u32 other) {
+    u32 found;
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));
+    return found;
+}
+
+// All bits of each half in which one is greater, or both are the same.
+__device__ __forceinline__ u32 greater(u32 one, u32 other) {
+    u32 mask;
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(one), "r"(other));
+    return mask;
+}
+
+__device__ __forceinline__ u32 same(u32 one, u32 other) {
+    u32 mask;
+    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(one), "r"(other));
+    return mask;
+}
+
+// 16 bytes from memory into shared memory, by itself; `arrived` waits for all that this thread has asked for.
+__device__ __forceinline__ void copy(char *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
+__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+#endif
+
+__device__ __forceinline__ u32 let(u32 mask, u32 both) { return greater(mask, 0) & both; }
+
+constexpr int POOLED = (SIDE + 1) / 2, ACROSS = COUT > 32 ? COUT / 32 : 1, BACK_ACROSS = CIN > 32 ? CIN / 32 : 1;
+constexpr int ALONE = COUT * COUT > 1024 ? 1 : 2;  // blocks of `weigh` that share registers
+constexpr int FLAT = (9 * CIN + 15) / 16 * 16;  // a row of the entry's weights
+
+struct Four {
+    u32 x, y, z, w;
+};
+
+// Images of S × S pixels with zeros around them. Pixels lie an odd number of 16 bytes apart, so that eight in a row meet
+// all banks, and rows with a gap of whole 128 bytes between them, so that eight around a corner do, too: the gap is what
+// lies to the right of one row and to the left of the next.
+template <int S, int C> struct Plane {
+    static constexpr int pitch = C == 8 ? 16 : 2 * C + 16, gap = (pitch + 127) / 128 * 128, row = S * pitch + gap;
+    static constexpr int bytes = gap + (S + 2) * row;
+    static __device__ __forceinline__ int at(int y, int x) { return gap + (y + 1) * row + x * pitch; }
+    static __device__ __forceinline__ int tap(int k) { return (k / 3 - 1) * row + (k % 3 - 1) * pitch; }
+};
+
+__device__ __forceinline__ void clear(char *there, int bytes) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) *(Four *)(there + i) = Four{0, 0, 0, 0};
+}
+
+// [rows, flat] into shared memory. What is fetched has to have `arrived`.
+__device__ __forceinline__ void fetch_weights(char *there, const u16 *weights, int rows, int flat) {
+    const int parts = flat / 8;
+    for (int i = threadIdx.x; i < rows * parts; i += blockDim.x)
+        copy(there + i / parts * (2 * flat + 16) + i % parts * 16, weights + 8 * i);
+}
+
+// Images `first`, `first` + 1, … of [n, S, S, C] into planes that have been cleared; those beyond n stay zero.
+template <int S, int C> __device__ __forceinline__ void fetch(char *planes, const u16 *x, int first, int count, int n) {
+    constexpr int parts = C / 8;
+    const int there = min(count, n - first) * S * S * parts;
+    const Four *from = (const Four *)(x + (long long)first * S * S * C);
+    for (int i = threadIdx.x; i < there; i += blockDim.x) {
+        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
+        copy(planes + image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16, from + i);
+    }
+}
+
+template <int S, int C> __device__ __forceinline__ void store(const char *planes, u16 *x, int first, int count, int n) {
+    constexpr int parts = C / 8;
+    const int there = min(count, n - first) * S * S * parts;
+    Four *to = (Four *)(x + (long long)first * S * S * C);
+    for (int i = threadIdx.x; i < there; i += blockDim.x) {
+        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
+        to[i] = *(const Four *)(planes + image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16);
+    }
+}
+
+// A convolution of the rows `top` … `top` + `rows` − 1 of I planes of C channels to N channels. Every result goes to
+// out(pixel among those rows, channel, two values), with OVER once all have read what they need, so that it may go there.
+// With BACK it is the convolution's transpose: weights are then those of N → C. The block's warps stand DOWN pixels by 32
+// channels.
+template <int S, int C, int N, int I, int MOST, int DOWN, bool POSITIVE, bool BACK, bool OVER, class Out>
+__device__ __forceinline__ void convolve(const char *planes, const char *weights, const float *bias, int top, int rows, Out out) {
+    using In = Plane<S, C>;
+    constexpr int BLOCK = N < 32 ? N : 32, ACROSS = N / BLOCK, TILES = BLOCK / 8;
+    constexpr int OWN = ((MOST * S * I + 15) / 16 + DOWN - 1) / DOWN, STEPS = (9 * C + 15) / 16;
+    constexpr int FROM = BACK ? 9 * N : (9 * C + 15) / 16 * 16, PITCH = 2 * FROM + 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pixels = rows * S * I;
+    const int column = warp % ACROSS * BLOCK, first = warp / ACROSS;
+    float sums[OWN][TILES][4];
+    u32 from[OWN];
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+        const int p = min((first + m * DOWN) * 16 + lane % 16, pixels - 1);
+        const int image = p / (rows * S), inside = p % (rows * S);
+        from[m] = place(planes + image * In::bytes + In::at(top + inside / S, inside % S));
+#pragma unroll
+        for (int j = 0; j < TILES; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) sums[m][j][k] = BACK ? 0 : bias[column + j * 8 + lane % 4 * 2 + k % 2];
+    }
+    const u32 rights = place(weights) + (BACK ? lane % 16 * PITCH + (column + lane / 16 * 8) * 2
+                                              : (column + lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const int tap = 16 * step / C, channel = 16 * step % C;
+        u32 right[TILES][2];
+#pragma unroll
+        for (int j = 0; j < TILES; j += 2) {
+            u32 r[4];
+            if (BACK) load4_turned(r, rights + channel * PITCH + (tap * N + j * 8) * 2);
+            else load4(r, rights + j * 8 * PITCH + step * 32);
+            right[j][0] = r[0], right[j][1] = r[1], right[j + 1][0] = r[2], right[j + 1][1] = r[3];
+        }
+        int offset = BACK ? -In::tap(tap) : In::tap(tap);
+        if (C == 8) offset = lane < 16 ? In::tap(tap) : In::tap(tap < 8 ? tap + 1 : 8);  // two taps a step
+        else offset += channel * 2 + lane / 16 * 16;
+#pragma unroll
+        for (int m = 0; m < OWN; m++) {
+            u32 left[4];
+            load4(left, from[m] + offset);
+            if (POSITIVE)
+#pragma unroll
+                for (int k = 0; k < 4; k++) left[k] = positive(left[k]);
+#pragma unroll
+            for (int j = 0; j < TILES; j++) multiply(sums[m][j], left, right[j][0], right[j][1]);
+        }
+    }
+    if (OVER) __syncthreads();
+#pragma unroll
+    for (int m = 0; m < OWN; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int p = (first + m * DOWN) * 16 + lane / 4 + 8 * half;
+            if (p < pixels)
+#pragma unroll
+                for (int j = 0; j < TILES; j++)
+                    out(p, column + j * 8 + lane % 4 * 2, sums[m][j][2 * half], sums[m][j][2 * half + 1]);
+        }
+}
+
+// The low bytes of both halves, side by side.
+__device__ __forceinline__ u32 bytes(u32 both) { return both & 255 | both >> 8 & 0xff00; }
+
+// The entry and the pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT] and, if `codes` is
+// there, which of its nine pixels each came from (the first of equals).
+extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
+    enter(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
+    SHARED
+    using In = Plane<SIDE, CIN>;
+    constexpr int MOST = 2 * ROWS + 1 < SIDE ? 2 * ROWS + 1 : SIDE, PITCH = 2 * COUT + 16, PARTS = COUT / 8;
+    constexpr u32 LOWEST = 0xff80ff80u;  // twice −∞
+    char *planes = shared, *matrix = planes + IMAGES * In::bytes, *strip = matrix + COUT * (2 * FLAT + 16);
+    const int first = blockIdx.x * IMAGES, set = blockIdx.y, count = min(IMAGES, n - first);
+    x += (long long)set * n * SIDE * SIDE * CIN, weights += set * COUT * FLAT, bias += set * COUT;
+    const long long begin = (long long)(set * n + first) * POOLED * POOLED * COUT;
+    fetch_weights(matrix, weights, COUT, FLAT);
+    clear(planes, IMAGES * In::bytes);
+    __syncthreads();
+    fetch<SIDE, CIN>(planes, x, first, IMAGES, n);
+    arrived();
+    for (int row = 0; row < POOLED; row += ROWS) {
+        const int top = max(0, 2 * row - 1), rows = min(SIDE, 2 * (row + ROWS)) - top, own = min(ROWS, POOLED - row);
+        __syncthreads();
+        convolve<SIDE, CIN, COUT, IMAGES, MOST, ENTER_WARPS, false, false, false>(planes, matrix, bias, top, rows, [&](int p, int c, float a, float b) {
+            *(u32 *)(strip + p * PITCH + c * 2) = pack(a, b);
+        });
+        __syncthreads();
+        for (int i = threadIdx.x; i < count * own * POOLED * PARTS; i += blockDim.x) {
+            const int part = i % PARTS, px = i / PARTS % POOLED, py = row + i / PARTS / POOLED % own;
+            const int image = i / PARTS / POOLED / own;
+            u32 best[4] = {LOWEST, LOWEST, LOWEST, LOWEST}, code[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int k = 0; k < 9; k++) {
+                const int y = 2 * py - 1 + k / 3, at = 2 * px - 1 + k % 3;
+                if (y < 0 || y >= SIDE || at < 0 || at >= SIDE) continue;
+                const Four here = *(const Four *)(strip + ((image * rows + y - top) * SIDE + at) * PITCH + part * 16);
+                const u32 values[4] = {here.x, here.y, here.z, here.w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const u32 mask = greater(values[j], best[j]);
+                    best[j] = mask & values[j] | ~mask & best[j], code[j] = mask & k * 0x10001u | ~mask & code[j];
+                }
+            }
+            const long long to = begin + ((image * POOLED + py) * POOLED + px) * COUT + part * 8;
+            *(Four *)(pooled + to) = Four{best[0], best[1], best[2], best[3]};
+            if (codes)
+                for (int j = 0; j < 2; j++)
+                    ((u32 *)(codes + to))[j] = bytes(code[2 * j]) | bytes(code[2 * j + 1]) << 16;
+        }
+    }
+}
+
+// Two residual units: x [sets, n, POOLED, POOLED, COUT] to `out`. With `kept` [3, sets, n, …] the first unit's inner
+// layer after its ReLU, the first unit's result, and the second unit's inner layer are left there.
+extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
+    climb(const u16 *x, const u16 *weights, const float *bias, u16 *out, u16 *kept, int n) {
+    SHARED
+    using In = Plane<POOLED, COUT>;
+    constexpr int SIZE = COUT * 9 * COUT;
+    char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
+    const int first = blockIdx.x * IMAGES, set = blockIdx.y;
+    const long long all = (long long)gridDim.y * n * POOLED * POOLED * COUT, begin = (long long)set * n * POOLED * POOLED * COUT;
+    weights += 4 * set * SIZE, bias += 4 * set * COUT;
+    clear(shared, 2 * IMAGES * In::bytes);
+    __syncthreads();
+    fetch<POOLED, COUT>(stream, x + begin, first, IMAGES, n);
+    auto where = [](int p) {
+        const int image = p / (POOLED * POOLED), inside = p % (POOLED * POOLED);
+        return image * In::bytes + In::at(inside / POOLED, inside % POOLED);
+    };
+    for (int unit = 0; unit < 2; unit++) {
+        fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
+        arrived();
+        __syncthreads();
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, true, false, false>(stream, matrix, bias + 2 * unit * COUT, 0, POOLED, [&](int p, int c, float a, float b) {
+            *(u32 *)(inner + where(p) + c * 2) = positive(pack(a, b));
+        });
+        __syncthreads();
+        fetch_weights(matrix, weights + (2 * unit + 1) * SIZE, COUT, 9 * COUT);
+        if (kept) store<POOLED, COUT>(inner, kept + 2 * unit * all + begin, first, IMAGES, n);
+        arrived();
+        __syncthreads();
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, false, false>(inner, matrix, bias + (2 * unit + 1) * COUT, 0, POOLED, [&](int p, int c, float a, float b) {
+            u32 *there = (u32 *)(stream + where(p) + c * 2);
+            *there = sum(*there, pack(a, b));
+        });
+        __syncthreads();
+        if (unit == 0 && kept) store<POOLED, COUT>(stream, kept + all + begin, first, IMAGES, n);
+    }
+    store<POOLED, COUT>(stream, out + begin, first, IMAGES, n);
+}
+
+// What has gone through a ReLU goes back where that was open: `step` at every pixel of `planes` if `to` is the same,
+// added to `to` otherwise. The outcome is stored in `out`, too.
+template <int S, int C>
+__device__ __forceinline__ void open(const char *step, char *to, const u16 *mask, u16 *out, int first, int count, int n) {
+    constexpr int parts = C / 8;
+    const int there = min(count, n - first) * S * S * parts;
+    const long long begin = (long long)first * S * S * C;
+    for (int i = threadIdx.x; i < there; i += blockDim.x) {
+        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
+        const int at = image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16;
+        const Four was = ((const Four *)(mask + begin))[i], found = *(const Four *)(step + at);
+        Four next{let(was.x, found.x), let(was.y, found.y), let(was.z, found.z), let(was.w, found.w)};
+        if (to != step) {
+            const Four before = *(const Four *)(to + at);
+            next = Four{sum(before.x, next.x), sum(before.y, next.y), sum(before.z, next.z), sum(before.w, next.w)};
+        }
+        *(Four *)(to + at) = next, ((Four *)(out + begin))[i] = next;
+    }
+}
+
+// Back through two residual units: from `grad`, that of what `climb` made, to those of what its first three convolutions
+// made, `grads` [3, sets, n, …], and to `down`, that of what it took, which is `before`.
+extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
+    descend(const u16 *before, const u16 *kept, const u16 *weights, const u16 *grad, u16 *grads, u16 *down, int n) {
+    SHARED
+    using In = Plane<POOLED, COUT>;
+    constexpr int SIZE = COUT * 9 * COUT;
+    char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
+    const int first = blockIdx.x * IMAGES, set = blockIdx.y;
+    const long long all = (long long)gridDim.y * n * POOLED * POOLED * COUT, begin = (long long)set * n * POOLED * POOLED * COUT;
+    weights += 4 * set * SIZE, before += begin, kept += begin, grads += begin, down += begin;
+    clear(shared, 2 * IMAGES * In::bytes);
+    __syncthreads();
+    fetch<POOLED, COUT>(stream, grad + begin, first, IMAGES, n);
+    auto into = [&](int p, int c, float a, float b) {
+        const int image = p / (POOLED * POOLED), inside = p % (POOLED * POOLED);
+        *(u32 *)(inner + image * In::bytes + In::at(inside / POOLED, inside % POOLED) + c * 2) = pack(a, b);
+    };
+    for (int unit = 1; unit >= 0; unit--) {
+        fetch_weights(matrix, weights + (2 * unit + 1) * SIZE, COUT, 9 * COUT);
+        arrived();
+        __syncthreads();
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, false>(stream, matrix, nullptr, 0, POOLED, into);
+        __syncthreads();
+        fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
+        open<POOLED, COUT>(inner, inner, kept + 2 * unit * all, grads + 2 * unit * all, first, IMAGES, n);
+        arrived();
+        __syncthreads();
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, true>(inner, matrix, nullptr, 0, POOLED, into);
+        __syncthreads();
+        open<POOLED, COUT>(inner, stream, unit ? kept + all : before, unit ? grads + all : down, first, IMAGES, n);
+    }
+}
+
+// The gradient of the entry's result from that of the pool's, for rows `top` … of one image: each goes where its value
+// came from. Eight channels a thread; put(row among those, column, part, values).
+template <class Put>
+__device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int top, int rows, Put put) {
+    constexpr int PARTS = COUT / 8;
+    for (int i = threadIdx.x; i < rows * SIDE * PARTS; i += blockDim.x) {
+        const int part = i % PARTS, x = i / PARTS % SIDE, y = top + i / PARTS / SIDE;
+        u32 sums[4] = {0, 0, 0, 0};
+        for (int py = y / 2; py <= min((y + 1) / 2, POOLED - 1); py++)
+            for (int px = x / 2; px <= min((x + 1) / 2, POOLED - 1); px++) {
+                const int from = ((py * POOLED + px) * COUT + part * 8), code = (y - 2 * py + 1) * 3 + x - 2 * px + 1;
+                const Four grads = *(const Four *)(pooled + from);
+                const u32 values[4] = {grads.x, grads.y, grads.z, grads.w};
+                const u32 four[2] = {((const u32 *)(codes + from))[0], ((const u32 *)(codes + from))[1]};
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    sums[k] = sum(sums[k], values[k] & same(__byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140), code * 0x10001u));
+            }
+        put(y - top, x, part, Four{sums[0], sums[1], sums[2], sums[3]});
+    }
+}
+
+#if CIN >= 16
+// The gradient of what came into the stage, `down` [sets, n, SIDE, SIDE, CIN], from that of the pooled pictures.
+extern "C" __global__ void __launch_bounds__(32 * LEAVE_WARPS * BACK_ACROSS, 2)
+    leave(const u16 *pooled, const u8 *codes, const u16 *weights, u16 *down, int n) {
+    SHARED
+    using In = Plane<SIDE, COUT>;
+    char *plane = shared, *matrix = plane + In::bytes;
+    const long long image = blockIdx.y * n + blockIdx.x, own = image * POOLED * POOLED * COUT;
+    fetch_weights(matrix, weights + blockIdx.y * COUT * FLAT, COUT, FLAT);
+    clear(plane, In::bytes);
+    __syncthreads();
+    unpool(pooled + own, codes + own, 0, SIDE, [&](int y, int x, int part, Four values) {
+        *(Four *)(plane + In::at(y, x) + part * 16) = values;
+    });
+    arrived();
+    __syncthreads();
+    u16 *to = down + image * SIDE * SIDE * CIN;
+    convolve<SIDE, COUT, CIN, 1, SIDE, LEAVE_WARPS, false, true, false>(plane, matrix, nullptr, 0, SIDE, [&](int p, int c, float a, float b) {
+        *(u32 *)(to + p * CIN + c) = pack(a, b);
+    });
+}
+#endif
+
+// Gradients of weights and biases of one convolution from C to N channels. A warp has TAPS taps of one row of the filter
+// and every TAPS-th 16 pixels; the block goes through every gridDim.x-th image. What it found goes to its own part of
+// `found` [gridDim.x, N · 9 · C + N], biases last.
+template <int S, int C, int N, int STRIP, bool POSITIVE, class Fill>
+__device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *shared, Fill fill) {
+    using In = Plane<S, C>;
+    constexpr int PITCH = 2 * N + 16, DOWN = N / 16, ACROSS = C / 8, GROUPS = 288 / (N / 2), TAPS = N * C > 512 ? 1 : 3;
+    constexpr int STEP = 16 * TAPS, OWN = TAPS * DOWN * ACROSS * 4;
+    char *plane = shared, *strip = plane + In::bytes;  // the strip's last pixel is zero
+    const int lane = threadIdx.x % 32, tap = threadIdx.x / 32 % (9 / TAPS) * TAPS, share = threadIdx.x / 32 / (9 / TAPS);
+    const int group = threadIdx.x / (N / 2), pair = threadIdx.x % (N / 2);
+    float sums[TAPS][DOWN][ACROSS][4], bias[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < OWN; k++) (&sums[0][0][0][0])[k] = 0;
+    clear(plane, In::bytes + (STRIP * S + 1) * PITCH);
+    for (int image = blockIdx.x; image < n; image += gridDim.x) {
+        __syncthreads();
+        fetch<S, C>(plane, x, image, 1, n);
+        for (int top = 0; top < S; top += STRIP) {
+            const int rows = min(STRIP, S - top), pixels = rows * S;
+            if (top > 0) __syncthreads();
+            fill(strip, image, top, rows);
+            arrived();
+            __syncthreads();
+            for (int p = group; p < pixels && group < GROUPS; p += GROUPS) {
+                const u32 both = *(const u32 *)(strip + p * PITCH + pair * 4);
+                bias[0] += low(both), bias[1] += high(both);
+            }
+            // Where this lane's pixels are: those of the gradient in a row, those of x with gaps between rows. What is past
+            // the end meets zeros.
+            int p = 16 * share + lane % 8 + lane / 16 * 8, q = 16 * share + lane % 16;
+            u32 lefts = place(strip + p * PITCH) + lane / 8 % 2 * 16, nothing = place(strip + STRIP * S * PITCH);
+            u32 rights = place(plane + In::at(top + q / S, q % S) + In::tap(tap)) + (C == 8 ? 0 : lane / 16 * 16);
+            q %= S;
+            for (int begin = 16 * share; begin < pixels; begin += STEP) {
+                u32 left[DOWN][4];
+#pragma unroll
+                for (int i = 0; i < DOWN; i++) load4_turned(left[i], (p < pixels ? lefts : nothing) + i * 32);
+#pragma unroll
+                for (int t = 0; t < TAPS; t++)
+#pragma unroll
+                    for (int j = 0; j < ACROSS; j += 2) {
+                        u32 right[4];
+                        load4_turned(right, rights + t * In::pitch + j * 16);
+#pragma unroll
+                        for (int k = 0; k < 4; k++)
+                            if (POSITIVE) right[k] = positive(right[k]);
+#pragma unroll
+                        for (int i = 0; i < DOWN; i++) {
+                            multiply(sums[t][i][j], left[i], right[0], right[1]);
+                            if (ACROSS > 1) multiply(sums[t][i][j + 1], left[i], right[2], right[3]);
+                        }
+                    }
+                p += STEP, lefts += STEP * PITCH, q += STEP % S, rights += STEP / S * In::row + STEP % S * In::pitch;
+                if (q >= S) q -= S, rights += In::gap;
+            }
+        }
+    }
+    // Sums of other shares come to the first one, and those of biases to its threads, through what held the images.
+    float *passed = (float *)shared;
+    const int rank = threadIdx.x % (288 / TAPS);
+#pragma unroll
+    for (int s = 1; s < TAPS; s++) {
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < OWN; k++)
+            if (share == s) passed[k * (288 / TAPS) + rank] = (&sums[0][0][0][0])[k];
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < OWN; k++)
+            if (share == 0) (&sums[0][0][0][0])[k] += passed[k * (288 / TAPS) + rank];
+    }
+    found += (long long)blockIdx.x * (N * 9 * C + N);
+    if (share == 0)
+#pragma unroll
+        for (int t = 0; t < TAPS; t++)
+#pragma unroll
+            for (int i = 0; i < DOWN; i++)
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        const int row = 16 * i + lane / 4 + k / 2 * 8, column = 8 * j + lane % 4 * 2 + k % 2;
+                        found[(row * 9 + tap + t) * C + column] = sums[t][i][j][k];
+                    }
+    __syncthreads();
+    if (group < GROUPS) passed[group * N + 2 * pair] = bias[0], passed[group * N + 2 * pair + 1] = bias[1];
+    __syncthreads();
+    if (threadIdx.x < N) {
+        float total = 0;
+        for (int g = 0; g < GROUPS; g++) total += passed[g * N + threadIdx.x];
+        found[N * 9 * C + threadIdx.x] = total;
+    }
+}
+
+// Of the entry: found [sets, gridDim.x, …]. The picture goes by in strips.
+extern "C" __global__ void __launch_bounds__(288, ALONE)
+    weigh_entry(const u16 *x, const u16 *pooled, const u8 *codes, float *found, int n) {
+    SHARED
+    constexpr int STRIP = SIDE <= 21 ? SIDE : 14, PITCH = 2 * COUT + 16;
+    const int set = blockIdx.y;
+    x += (long long)set * n * SIDE * SIDE * CIN, found += (long long)set * gridDim.x * (COUT * 9 * CIN + COUT);
+    weigh<SIDE, CIN, COUT, STRIP, false>(x, found, n, shared, [&](char *strip, int image, int top, int rows) {
+        const long long own = (long long)(set * n + image) * POOLED * POOLED * COUT;
+        unpool(pooled + own, codes + own, top, rows, [&](int y, int x, int part, Four values) {
+            *(Four *)(strip + (y * SIDE + x) * PITCH + part * 16) = values;
+        });
+    });
+}
+
+// Of the residual units: found [sets, 4, gridDim.x, …]. `before` and `kept` are what `climb` took and kept, `grad` and
+// `grads` what `descend` took and left.
+extern "C" __global__ void __launch_bounds__(288, ALONE)
+    weigh_units(const u16 *before, const u16 *kept, const u16 *grad, const u16 *grads, float *found, int n) {
+    SHARED
+    constexpr int PITCH = 2 * COUT + 16, PARTS = COUT / 8;
+    const int set = blockIdx.y, sets = gridDim.y, which = blockIdx.z;
+    const long long size = (long long)n * POOLED * POOLED * COUT;
+    const u16 *x = which == 0 ? before + set * size : kept + ((which - 1) * sets + set) * size;
+    const Four *from = (const Four *)(which == 3 ? grad + set * size : grads + (which * sets + set) * size);
+    found += (long long)(4 * set + which) * gridDim.x * (COUT * 9 * COUT + COUT);
+    auto fill = [&](char *strip, int image, int top, int rows) {
+        for (int i = threadIdx.x; i < POOLED * POOLED * PARTS; i += blockDim.x)
+            copy(strip + i / PARTS * PITCH + i % PARTS * 16, from + image * POOLED * POOLED * PARTS + i);
+    };
+    // after a ReLU already, except what goes into a unit
+    if (which % 2) weigh<POOLED, COUT, COUT, POOLED, false>(x, found, n, shared, fill);
+    else weigh<POOLED, COUT, COUT, POOLED, true>(x, found, n, shared, fill);
+}

@@ -2,9 +2,10 @@
 
     python benchmarks/agent.py [--out FILE.json] [--agent csd] [--frames 100000] [--updates 300] [--small]
 
-Updates are timed on a replay full of random frames: as they are written (eager), captured as a graph, and compiled and
-captured. The loop is timed with ViZDoom itself, 16 environments, after learning has begun; `environments.py` times
-them alone. The GPU is busy while one of the two graphs runs. `--small` is for a machine without one.
+Updates are timed on a replay full of random frames: by cuDNN and launched one by one (eager); captured as a graph;
+compiled and captured; and the same with fused stages, which is what agents do. The loop is timed with ViZDoom itself,
+16 environments, after learning has begun; `environments.py` times them alone. The GPU is busy while one of the two
+graphs runs. `--small` is for a machine without one.
 """
 
 import argparse
@@ -120,15 +121,16 @@ def main() -> None:
     device, learning = pick_device("auto"), Learning(start=8000)
     if options.small:
         learning = replace(learning, memory=Memory(capacity=20_000), batch=8, channels=(8, 8, 8), start=400)
-    forms: dict[str, dict[str, bool]] = {"eager": {"captured": False}}
+    forms: dict[str, dict[str, bool]] = {"eager": {"captured": False, "fused": False}}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        forms |= {"captured": {}, "compiled and captured": {"compiled": True}}
+        forms |= {"captured": {"fused": False}, "compiled and captured": {"compiled": True, "fused": False}}
+        forms |= {"fused, compiled and captured": {"compiled": True}}
     rows: dict[str, Any] = {}
     for name, how in forms.items():
         rows[name] = updates(options.agent, learning, device, options.updates, **how)
         rows[name]["speed_up"] = rows["eager"]["update_ms"] / rows[name]["update_ms"]
-        print(f"{name:24}", {key: round(value, 3) for key, value in rows[name].items()}, flush=True)
+        print(f"{name:30}", {key: round(value, 3) for key, value in rows[name].items()}, flush=True)
     loop = whole_loop(options.agent, learning, device, options.frames)
     memory = {
         "gpu_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0,

@@ -183,17 +183,24 @@ def random_numbers_of_eager_code() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("random_numbers_of_eager_code")
-@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in AGENTS), ("csd", True)])
-def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool) -> None:
-    """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly."""
-    learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(8, 8), hidden=32)
+@pytest.mark.parametrize(
+    ("name", "compiled", "channels"),
+    [*((name, False, 8) for name in AGENTS), ("csd", True, 8), ("csd", False, 16), ("csd", True, 16)],
+)
+def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channels: int) -> None:
+    """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly.
+
+    Stages of 16 channels are fused, and compared with what cuDNN makes of them.
+    """
+    learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(channels,) * 2, hidden=32)
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
-            device=torch.device("cuda"), captured=captured, compiled=captured and compiled,
+            device=torch.device("cuda"), captured=captured, compiled=captured and compiled, fused=captured,
         )
         for captured in (True, False)
     ]  # fmt: skip
+    assert [minds[i].values.trunk.fused for i in (0, 1)] == [channels == 16, False]
     start = [p.detach().clone() for p in minds[0].values.parameters()]
     rng, no = np.random.default_rng(0), np.zeros(4, bool)
     for step in range(60):

@@ -28,8 +28,8 @@ __device__ __forceinline__ void load4_turned(u32 (&r)[4], u32 at) {
 
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ u32 pack(float low, float high) {
@@ -74,7 +74,9 @@ __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 #endif
 
+// What of `both` goes back through a ReLU that made `mask`, and the low bytes of both halves, side by side.
 __device__ __forceinline__ u32 let(u32 mask, u32 both) { return greater(mask, 0) & both; }
+__device__ __forceinline__ u32 bytes(u32 both) { return both & 255 | both >> 8 & 0xff00; }
 
 constexpr int POOLED = (SIDE + 1) / 2, ACROSS = COUT > 32 ? COUT / 32 : 1, BACK_ACROSS = CIN > 32 ? CIN / 32 : 1;
 constexpr int ALONE = COUT * COUT > 1024 ? 1 : 2;  // blocks of `weigh` that share registers
@@ -92,6 +94,12 @@ template <int S, int C> struct Plane {
     static constexpr int bytes = gap + (S + 2) * row;
     static __device__ __forceinline__ int at(int y, int x) { return gap + (y + 1) * row + x * pitch; }
     static __device__ __forceinline__ int tap(int k) { return (k / 3 - 1) * row + (k % 3 - 1) * pitch; }
+
+    // Where pixel p of the images lies that follow each other here, and the i-th 16 bytes of them.
+    static __device__ __forceinline__ int pixel(int p) {
+        return p / (S * S) * bytes + at(p % (S * S) / S, p % S);
+    }
+    static __device__ __forceinline__ int part(int i) { return pixel(i / (C / 8)) + i % (C / 8) * 16; }
 };
 
 __device__ __forceinline__ void clear(char *there, int bytes) {
@@ -107,23 +115,15 @@ __device__ __forceinline__ void fetch_weights(char *there, const u16 *weights, i
 
 // Images `first`, `first` + 1, … of [n, S, S, C] into planes that have been cleared; those beyond n stay zero.
 template <int S, int C> __device__ __forceinline__ void fetch(char *planes, const u16 *x, int first, int count, int n) {
-    constexpr int parts = C / 8;
-    const int there = min(count, n - first) * S * S * parts;
+    const int there = min(count, n - first) * S * S * C / 8;
     const Four *from = (const Four *)(x + (long long)first * S * S * C);
-    for (int i = threadIdx.x; i < there; i += blockDim.x) {
-        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
-        copy(planes + image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16, from + i);
-    }
+    for (int i = threadIdx.x; i < there; i += blockDim.x) copy(planes + Plane<S, C>::part(i), from + i);
 }
 
 template <int S, int C> __device__ __forceinline__ void store(const char *planes, u16 *x, int first, int count, int n) {
-    constexpr int parts = C / 8;
-    const int there = min(count, n - first) * S * S * parts;
+    const int there = min(count, n - first) * S * S * C / 8;
     Four *to = (Four *)(x + (long long)first * S * S * C);
-    for (int i = threadIdx.x; i < there; i += blockDim.x) {
-        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
-        to[i] = *(const Four *)(planes + image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16);
-    }
+    for (int i = threadIdx.x; i < there; i += blockDim.x) to[i] = *(const Four *)(planes + Plane<S, C>::part(i));
 }
 
 // A convolution of the rows `top` … `top` + `rows` − 1 of I planes of C channels to N channels. Every result goes to
@@ -131,7 +131,8 @@ template <int S, int C> __device__ __forceinline__ void store(const char *planes
 // With BACK it is the convolution's transpose: weights are then those of N → C. The block's warps stand DOWN pixels by 32
 // channels.
 template <int S, int C, int N, int I, int MOST, int DOWN, bool POSITIVE, bool BACK, bool OVER, class Out>
-__device__ __forceinline__ void convolve(const char *planes, const char *weights, const float *bias, int top, int rows, Out out) {
+__device__ __forceinline__ void convolve(
+    const char *planes, const char *weights, const float *bias, int top, int rows, Out out) {
     using In = Plane<S, C>;
     constexpr int BLOCK = N < 32 ? N : 32, ACROSS = N / BLOCK, TILES = BLOCK / 8;
     constexpr int OWN = ((MOST * S * I + 15) / 16 + DOWN - 1) / DOWN, STEPS = (9 * C + 15) / 16;
@@ -190,9 +191,6 @@ __device__ __forceinline__ void convolve(const char *planes, const char *weights
         }
 }
 
-// The low bytes of both halves, side by side.
-__device__ __forceinline__ u32 bytes(u32 both) { return both & 255 | both >> 8 & 0xff00; }
-
 // The entry and the pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT] and, if `codes` is
 // there, which of its nine pixels each came from (the first of equals).
 extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
@@ -213,9 +211,9 @@ extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
     for (int row = 0; row < POOLED; row += ROWS) {
         const int top = max(0, 2 * row - 1), rows = min(SIDE, 2 * (row + ROWS)) - top, own = min(ROWS, POOLED - row);
         __syncthreads();
-        convolve<SIDE, CIN, COUT, IMAGES, MOST, ENTER_WARPS, false, false, false>(planes, matrix, bias, top, rows, [&](int p, int c, float a, float b) {
-            *(u32 *)(strip + p * PITCH + c * 2) = pack(a, b);
-        });
+        convolve<SIDE, CIN, COUT, IMAGES, MOST, ENTER_WARPS, false, false, false>(
+            planes, matrix, bias, top, rows,
+            [&](int p, int c, float a, float b) { *(u32 *)(strip + p * PITCH + c * 2) = pack(a, b); });
         __syncthreads();
         for (int i = threadIdx.x; i < count * own * POOLED * PARTS; i += blockDim.x) {
             const int part = i % PARTS, px = i / PARTS % POOLED, py = row + i / PARTS / POOLED % own;
@@ -251,47 +249,45 @@ extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
     constexpr int SIZE = COUT * 9 * COUT;
     char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
     const int first = blockIdx.x * IMAGES, set = blockIdx.y;
-    const long long all = (long long)gridDim.y * n * POOLED * POOLED * COUT, begin = (long long)set * n * POOLED * POOLED * COUT;
+    const long long own = (long long)n * POOLED * POOLED * COUT, all = gridDim.y * own, begin = set * own;
     weights += 4 * set * SIZE, bias += 4 * set * COUT;
     clear(shared, 2 * IMAGES * In::bytes);
     __syncthreads();
     fetch<POOLED, COUT>(stream, x + begin, first, IMAGES, n);
-    auto where = [](int p) {
-        const int image = p / (POOLED * POOLED), inside = p % (POOLED * POOLED);
-        return image * In::bytes + In::at(inside / POOLED, inside % POOLED);
+    auto inwards = [&](int p, int c, float a, float b) {
+        *(u32 *)(inner + In::pixel(p) + c * 2) = positive(pack(a, b));
+    };
+    auto back = [&](int p, int c, float a, float b) {
+        u32 *there = (u32 *)(stream + In::pixel(p) + c * 2);
+        *there = sum(*there, pack(a, b));
     };
     for (int unit = 0; unit < 2; unit++) {
         fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
         arrived();
         __syncthreads();
-        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, true, false, false>(stream, matrix, bias + 2 * unit * COUT, 0, POOLED, [&](int p, int c, float a, float b) {
-            *(u32 *)(inner + where(p) + c * 2) = positive(pack(a, b));
-        });
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, true, false, false>(
+            stream, matrix, bias + 2 * unit * COUT, 0, POOLED, inwards);
         __syncthreads();
         fetch_weights(matrix, weights + (2 * unit + 1) * SIZE, COUT, 9 * COUT);
         if (kept) store<POOLED, COUT>(inner, kept + 2 * unit * all + begin, first, IMAGES, n);
         arrived();
         __syncthreads();
-        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, false, false>(inner, matrix, bias + (2 * unit + 1) * COUT, 0, POOLED, [&](int p, int c, float a, float b) {
-            u32 *there = (u32 *)(stream + where(p) + c * 2);
-            *there = sum(*there, pack(a, b));
-        });
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, false, false>(
+            inner, matrix, bias + (2 * unit + 1) * COUT, 0, POOLED, back);
         __syncthreads();
         if (unit == 0 && kept) store<POOLED, COUT>(stream, kept + all + begin, first, IMAGES, n);
     }
     store<POOLED, COUT>(stream, out + begin, first, IMAGES, n);
 }
 
-// What has gone through a ReLU goes back where that was open: `step` at every pixel of `planes` if `to` is the same,
-// added to `to` otherwise. The outcome is stored in `out`, too.
+// A gradient goes back through a ReLU: `step` stays where the ReLU was open, and is added to what is in `to`, if that is
+// somewhere else. The outcome is stored in `out`, too.
 template <int S, int C>
 __device__ __forceinline__ void open(const char *step, char *to, const u16 *mask, u16 *out, int first, int count, int n) {
-    constexpr int parts = C / 8;
-    const int there = min(count, n - first) * S * S * parts;
+    const int there = min(count, n - first) * S * S * C / 8;
     const long long begin = (long long)first * S * S * C;
     for (int i = threadIdx.x; i < there; i += blockDim.x) {
-        const int pixel = i / parts, image = pixel / (S * S), inside = pixel % (S * S);
-        const int at = image * Plane<S, C>::bytes + Plane<S, C>::at(inside / S, inside % S) + i % parts * 16;
+        const int at = Plane<S, C>::part(i);
         const Four was = ((const Four *)(mask + begin))[i], found = *(const Four *)(step + at);
         Four next{let(was.x, found.x), let(was.y, found.y), let(was.z, found.z), let(was.w, found.w)};
         if (to != step) {
@@ -311,26 +307,25 @@ extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
     constexpr int SIZE = COUT * 9 * COUT;
     char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
     const int first = blockIdx.x * IMAGES, set = blockIdx.y;
-    const long long all = (long long)gridDim.y * n * POOLED * POOLED * COUT, begin = (long long)set * n * POOLED * POOLED * COUT;
+    const long long own = (long long)n * POOLED * POOLED * COUT, all = gridDim.y * own, begin = set * own;
     weights += 4 * set * SIZE, before += begin, kept += begin, grads += begin, down += begin;
     clear(shared, 2 * IMAGES * In::bytes);
     __syncthreads();
     fetch<POOLED, COUT>(stream, grad + begin, first, IMAGES, n);
-    auto into = [&](int p, int c, float a, float b) {
-        const int image = p / (POOLED * POOLED), inside = p % (POOLED * POOLED);
-        *(u32 *)(inner + image * In::bytes + In::at(inside / POOLED, inside % POOLED) + c * 2) = pack(a, b);
-    };
+    auto into = [&](int p, int c, float a, float b) { *(u32 *)(inner + In::pixel(p) + c * 2) = pack(a, b); };
     for (int unit = 1; unit >= 0; unit--) {
         fetch_weights(matrix, weights + (2 * unit + 1) * SIZE, COUT, 9 * COUT);
         arrived();
         __syncthreads();
-        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, false>(stream, matrix, nullptr, 0, POOLED, into);
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, false>(
+            stream, matrix, nullptr, 0, POOLED, into);
         __syncthreads();
         fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
         open<POOLED, COUT>(inner, inner, kept + 2 * unit * all, grads + 2 * unit * all, first, IMAGES, n);
         arrived();
         __syncthreads();
-        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, true>(inner, matrix, nullptr, 0, POOLED, into);
+        convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, true>(
+            inner, matrix, nullptr, 0, POOLED, into);
         __syncthreads();
         open<POOLED, COUT>(inner, stream, unit ? kept + all : before, unit ? grads + all : down, first, IMAGES, n);
     }
@@ -351,8 +346,10 @@ __device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int t
                 const u32 values[4] = {grads.x, grads.y, grads.z, grads.w};
                 const u32 four[2] = {((const u32 *)(codes + from))[0], ((const u32 *)(codes + from))[1]};
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    sums[k] = sum(sums[k], values[k] & same(__byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140), code * 0x10001u));
+                for (int k = 0; k < 4; k++) {
+                    const u32 codes = __byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140);  // two of them, in halves
+                    sums[k] = sum(sums[k], values[k] & same(codes, code * 0x10001u));
+                }
             }
         put(y - top, x, part, Four{sums[0], sums[1], sums[2], sums[3]});
     }
@@ -375,9 +372,9 @@ extern "C" __global__ void __launch_bounds__(32 * LEAVE_WARPS * BACK_ACROSS, 2)
     arrived();
     __syncthreads();
     u16 *to = down + image * SIDE * SIDE * CIN;
-    convolve<SIDE, COUT, CIN, 1, SIDE, LEAVE_WARPS, false, true, false>(plane, matrix, nullptr, 0, SIDE, [&](int p, int c, float a, float b) {
-        *(u32 *)(to + p * CIN + c) = pack(a, b);
-    });
+    convolve<SIDE, COUT, CIN, 1, SIDE, LEAVE_WARPS, false, true, false>(
+        plane, matrix, nullptr, 0, SIDE,
+        [&](int p, int c, float a, float b) { *(u32 *)(to + p * CIN + c) = pack(a, b); });
 }
 #endif
 

@@ -48,6 +48,7 @@ class Learner:
         device: torch.device,
         captured: bool = True,
         compiled: bool = False,
+        fused: bool = True,
     ) -> None:
         self.agent, self.learning, self.device, self.actions = agent, learning, device, actions
         memory, on_gpu = learning.memory, device.type == "cuda"
@@ -59,7 +60,7 @@ class Learner:
         self.bonus: Any = _bonus(agent, shape, actions, curious)
         self.bonus = None if self.bonus is None else self.bonus.to(device)
         for module in (self.values, self.target, self.bonus):
-            if module is not None and on_gpu:
+            if module is not None and fused:
                 fuse(module, device)
         self.scale = Scale().to(device)
         self.chance = Generator(device).manual_seed(chance.initial_seed())

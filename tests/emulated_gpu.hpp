@@ -109,7 +109,9 @@ inline float low(u32 both) { return __int_as_float(both << 16); }
 inline float high(u32 both) { return __int_as_float(both & 0xffff0000u); }
 inline u32 rounded(float f) { const u32 b = bits(f); return (b + 0x7fff + (b >> 16 & 1)) >> 16; }
 inline u32 pack(float low, float high) { return rounded(low) | rounded(high) << 16; }
-inline u32 positive(u32 both) { return (low(both) < 0 ? 0 : both & 0xffff) | (high(both) < 0 ? 0 : both & 0xffff0000u); }
+inline u32 larger(u32 a, u32 b) {
+    return (low(a) < low(b) ? b & 0xffff : a & 0xffff) | (high(a) < high(b) ? b & 0xffff0000u : a & 0xffff0000u);
+}
 inline u32 greater(u32 a, u32 b) { return (low(a) > low(b) ? 0xffffu : 0) | (high(a) > high(b) ? 0xffff0000u : 0); }
 inline u32 same(u32 a, u32 b) { return (low(a) == low(b) ? 0xffffu : 0) | (high(a) == high(b) ? 0xffff0000u : 0); }
 inline u32 sum(u32 a, u32 b) { return pack(low(a) + low(b), high(a) + high(b)); }

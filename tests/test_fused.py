@@ -18,7 +18,7 @@ from onefold.rl.networks import Trunk
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "onefold" / "fused" / "stage.cu"
-POINTERS = {"enter": 5, "climb": 5, "descend": 6, "leave": 4, "weigh_entry": 4, "weigh_units": 5}
+POINTERS = {"enter": 5, "glance": 4, "climb": 5, "descend": 6, "leave": 4, "weigh_entry": 4, "weigh_units": 5}
 
 
 def rounded(x: Tensor) -> Tensor:

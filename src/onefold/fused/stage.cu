@@ -38,9 +38,9 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return both;
 }
 
-__device__ __forceinline__ u32 positive(u32 both) {
+__device__ __forceinline__ u32 larger(u32 one, u32 other) {
     u32 found;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(0u));
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));
     return found;
 }
 
@@ -74,12 +74,14 @@ __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 #endif
 
+__device__ __forceinline__ u32 positive(u32 both) { return larger(both, 0); }
+
 // What of `both` goes back through a ReLU that made `mask`, and the low bytes of both halves, side by side.
 __device__ __forceinline__ u32 let(u32 mask, u32 both) { return greater(mask, 0) & both; }
 __device__ __forceinline__ u32 bytes(u32 both) { return both & 255 | both >> 8 & 0xff00; }
 
 constexpr int POOLED = (SIDE + 1) / 2, ACROSS = COUT > 32 ? COUT / 32 : 1, BACK_ACROSS = CIN > 32 ? CIN / 32 : 1;
-constexpr int ALONE = COUT * COUT > 1024 ? 1 : 2;  // blocks of `weigh` that share registers
+constexpr int SLICE = COUT < 32 ? COUT : 32;  // outputs that a block of `weigh` has
 constexpr int FLAT = (9 * CIN + 15) / 16 * 16;  // a row of the entry's weights
 
 struct Four {
@@ -191,10 +193,11 @@ __device__ __forceinline__ void convolve(
         }
 }
 
-// The entry and the pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT] and, if `codes` is
-// there, which of its nine pixels each came from (the first of equals).
-extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
-    enter(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
+// The entry and the pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT] and, with KEEP, `codes`:
+// which of its nine pixels each came from (the first of equals).
+template <bool KEEP>
+__device__ __forceinline__ void entered(
+    const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
     SHARED
     using In = Plane<SIDE, CIN>;
     constexpr int MOST = 2 * ROWS + 1 < SIDE ? 2 * ROWS + 1 : SIDE, PITCH = 2 * COUT + 16, PARTS = COUT / 8;
@@ -227,17 +230,27 @@ extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
                 const u32 values[4] = {here.x, here.y, here.z, here.w};
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const u32 mask = greater(values[j], best[j]);
-                    best[j] = mask & values[j] | ~mask & best[j], code[j] = mask & k * 0x10001u | ~mask & code[j];
+                    if (KEEP) code[j] = greater(values[j], best[j]) & (k * 0x10001u ^ code[j]) ^ code[j];
+                    best[j] = larger(values[j], best[j]);
                 }
             }
             const long long to = begin + ((image * POOLED + py) * POOLED + px) * COUT + part * 8;
             *(Four *)(pooled + to) = Four{best[0], best[1], best[2], best[3]};
-            if (codes)
+            if (KEEP)
                 for (int j = 0; j < 2; j++)
                     ((u32 *)(codes + to))[j] = bytes(code[2 * j]) | bytes(code[2 * j + 1]) << 16;
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
+    enter(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
+    entered<true>(x, weights, bias, pooled, codes, n);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
+    glance(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, int n) {
+    entered<false>(x, weights, bias, pooled, nullptr, n);
 }
 
 // Two residual units: x [sets, n, POOLED, POOLED, COUT] to `out`. With `kept` [3, sets, n, …] the first unit's inner
@@ -331,27 +344,39 @@ extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
     }
 }
 
-// The gradient of the entry's result from that of the pool's, for rows `top` … of one image: each goes where its value
-// came from. Eight channels a thread; put(row among those, column, part, values).
-template <class Put>
+// The gradient of the entry's result from that of the pool's, for rows `top` … of one image, `top` being even: each goes
+// where its value came from. A thread has eight channels of 2 × 2 pixels, to which four windows of the pool may have
+// something to give; put(row among those, column, part, values) for the first N channels.
+template <int N, class Put>
 __device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int top, int rows, Put put) {
-    constexpr int PARTS = COUT / 8;
-    for (int i = threadIdx.x; i < rows * SIDE * PARTS; i += blockDim.x) {
-        const int part = i % PARTS, x = i / PARTS % SIDE, y = top + i / PARTS / SIDE;
-        u32 sums[4] = {0, 0, 0, 0};
-        for (int py = y / 2; py <= min((y + 1) / 2, POOLED - 1); py++)
-            for (int px = x / 2; px <= min((x + 1) / 2, POOLED - 1); px++) {
-                const int from = ((py * POOLED + px) * COUT + part * 8), code = (y - 2 * py + 1) * 3 + x - 2 * px + 1;
-                const Four grads = *(const Four *)(pooled + from);
-                const u32 values[4] = {grads.x, grads.y, grads.z, grads.w};
-                const u32 four[2] = {((const u32 *)(codes + from))[0], ((const u32 *)(codes + from))[1]};
+    constexpr int PARTS = N / 8;
+    for (int i = threadIdx.x; i < (rows + 1) / 2 * POOLED * PARTS; i += blockDim.x) {
+        const int part = i % PARTS, px = i / PARTS % POOLED, py = top / 2 + i / PARTS / POOLED;
+        u32 sums[4][4] = {};
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    const u32 codes = __byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140);  // two of them, in halves
-                    sums[k] = sum(sums[k], values[k] & same(codes, code * 0x10001u));
+        for (int window = 0; window < 4; window++) {
+            const int wy = py + window / 2, wx = px + window % 2;
+            if (wy >= POOLED || wx >= POOLED) continue;
+            const int from = (wy * POOLED + wx) * COUT + part * 8;
+            const Four grads = *(const Four *)(pooled + from);
+            const u32 values[4] = {grads.x, grads.y, grads.z, grads.w};
+            const u32 four[2] = {((const u32 *)(codes + from))[0], ((const u32 *)(codes + from))[1]};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const u32 own = __byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140);  // two codes, in halves
+#pragma unroll
+                for (int pixel = 0; pixel < 4; pixel++) {
+                    const int ky = pixel / 2 + 1 - window / 2 * 2, kx = pixel % 2 + 1 - window % 2 * 2;
+                    if (ky >= 0 && kx >= 0) sums[pixel][k] = sum(sums[pixel][k], values[k] & same(own, (ky * 3 + kx) * 0x10001u));
                 }
             }
-        put(y - top, x, part, Four{sums[0], sums[1], sums[2], sums[3]});
+        }
+#pragma unroll
+        for (int pixel = 0; pixel < 4; pixel++) {
+            const int y = 2 * py + pixel / 2, x = 2 * px + pixel % 2;
+            if (y - top < rows && x < SIDE)
+                put(y - top, x, part, Four{sums[pixel][0], sums[pixel][1], sums[pixel][2], sums[pixel][3]});
+        }
     }
 }
 
@@ -366,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(32 * LEAVE_WARPS * BACK_ACROSS, 2)
     fetch_weights(matrix, weights + blockIdx.y * COUT * FLAT, COUT, FLAT);
     clear(plane, In::bytes);
     __syncthreads();
-    unpool(pooled + own, codes + own, 0, SIDE, [&](int y, int x, int part, Four values) {
+    unpool<COUT>(pooled + own, codes + own, 0, SIDE, [&](int y, int x, int part, Four values) {
         *(Four *)(plane + In::at(y, x) + part * 16) = values;
     });
     arrived();
@@ -378,20 +403,20 @@ extern "C" __global__ void __launch_bounds__(32 * LEAVE_WARPS * BACK_ACROSS, 2)
 }
 #endif
 
-// Gradients of weights and biases of one convolution from C to N channels. A warp has TAPS taps of one row of the filter
-// and every TAPS-th 16 pixels; the block goes through every gridDim.x-th image. What it found goes to its own part of
-// `found` [gridDim.x, N · 9 · C + N], biases last.
-template <int S, int C, int N, int STRIP, bool POSITIVE, class Fill>
-__device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *shared, Fill fill) {
+// Gradients of weights and biases of one convolution from C to COUT channels, of which a block has N, from `first` on. A
+// warp has TAPS taps of one row of the filter and every TAPS-th 16 pixels; the block goes through every gridDim.x-th
+// image. What it found goes to its own part of `found` [gridDim.x, COUT · 9 · C + COUT], biases last.
+template <int S, int C, int STRIP, bool POSITIVE, class Fill>
+__device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int n, char *shared, Fill fill) {
     using In = Plane<S, C>;
-    constexpr int PITCH = 2 * N + 16, DOWN = N / 16, ACROSS = C / 8, GROUPS = 288 / (N / 2), TAPS = N * C > 512 ? 1 : 3;
-    constexpr int STEP = 16 * TAPS, OWN = TAPS * DOWN * ACROSS * 4;
+    constexpr int N = SLICE, PITCH = 2 * N + 16, DOWN = N / 16, ACROSS = C / 8, TAPS = N * C > 512 ? 1 : 3;
+    constexpr int STEP = 16 * TAPS, OWN = (TAPS * ACROSS + 1) * DOWN * 4;
+    constexpr u32 ONES = 0x3f803f80u;
     char *plane = shared, *strip = plane + In::bytes;  // the strip's last pixel is zero
     const int lane = threadIdx.x % 32, tap = threadIdx.x / 32 % (9 / TAPS) * TAPS, share = threadIdx.x / 32 / (9 / TAPS);
-    const int group = threadIdx.x / (N / 2), pair = threadIdx.x % (N / 2);
-    float sums[TAPS][DOWN][ACROSS][4], bias[2] = {0, 0};
+    float sums[TAPS * ACROSS + 1][DOWN][4];  // the last is of the gradients alone
 #pragma unroll
-    for (int k = 0; k < OWN; k++) (&sums[0][0][0][0])[k] = 0;
+    for (int k = 0; k < OWN; k++) (&sums[0][0][0])[k] = 0;
     clear(plane, In::bytes + (STRIP * S + 1) * PITCH);
     for (int image = blockIdx.x; image < n; image += gridDim.x) {
         __syncthreads();
@@ -402,10 +427,6 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *s
             fill(strip, image, top, rows);
             arrived();
             __syncthreads();
-            for (int p = group; p < pixels && group < GROUPS; p += GROUPS) {
-                const u32 both = *(const u32 *)(strip + p * PITCH + pair * 4);
-                bias[0] += low(both), bias[1] += high(both);
-            }
             // Where this lane's pixels are: those of the gradient in a row, those of x with gaps between rows. What is past
             // the end meets zeros.
             int p = 16 * share + lane % 8 + lane / 16 * 8, q = 16 * share + lane % 16;
@@ -415,7 +436,10 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *s
             for (int begin = 16 * share; begin < pixels; begin += STEP) {
                 u32 left[DOWN][4];
 #pragma unroll
-                for (int i = 0; i < DOWN; i++) load4_turned(left[i], (p < pixels ? lefts : nothing) + i * 32);
+                for (int i = 0; i < DOWN; i++) {
+                    load4_turned(left[i], (p < pixels ? lefts : nothing) + i * 32);
+                    if (tap == 0) multiply(sums[TAPS * ACROSS][i], left[i], ONES, ONES);
+                }
 #pragma unroll
                 for (int t = 0; t < TAPS; t++)
 #pragma unroll
@@ -427,8 +451,8 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *s
                             if (POSITIVE) right[k] = positive(right[k]);
 #pragma unroll
                         for (int i = 0; i < DOWN; i++) {
-                            multiply(sums[t][i][j], left[i], right[0], right[1]);
-                            if (ACROSS > 1) multiply(sums[t][i][j + 1], left[i], right[2], right[3]);
+                            multiply(sums[t * ACROSS + j][i], left[i], right[0], right[1]);
+                            if (ACROSS > 1) multiply(sums[t * ACROSS + j + 1][i], left[i], right[2], right[3]);
                         }
                     }
                 p += STEP, lefts += STEP * PITCH, q += STEP % S, rights += STEP / S * In::row + STEP % S * In::pitch;
@@ -436,7 +460,7 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *s
             }
         }
     }
-    // Sums of other shares come to the first one, and those of biases to its threads, through what held the images.
+    // Sums of other shares come to the first one, through what held the images.
     float *passed = (float *)shared;
     const int rank = threadIdx.x % (288 / TAPS);
 #pragma unroll
@@ -444,66 +468,58 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int n, char *s
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < OWN; k++)
-            if (share == s) passed[k * (288 / TAPS) + rank] = (&sums[0][0][0][0])[k];
+            if (share == s) passed[k * (288 / TAPS) + rank] = (&sums[0][0][0])[k];
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < OWN; k++)
-            if (share == 0) (&sums[0][0][0][0])[k] += passed[k * (288 / TAPS) + rank];
+            if (share == 0) (&sums[0][0][0])[k] += passed[k * (288 / TAPS) + rank];
     }
-    found += (long long)blockIdx.x * (N * 9 * C + N);
-    if (share == 0)
+    found += (long long)blockIdx.x * (COUT * 9 * C + COUT);
+    if (share > 0) return;
 #pragma unroll
-        for (int t = 0; t < TAPS; t++)
+    for (int i = 0; i < DOWN; i++)
 #pragma unroll
-            for (int i = 0; i < DOWN; i++)
+        for (int k = 0; k < 4; k++) {
+            const int row = first + 16 * i + lane / 4 + k / 2 * 8;
 #pragma unroll
-                for (int j = 0; j < ACROSS; j++)
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        const int row = 16 * i + lane / 4 + k / 2 * 8, column = 8 * j + lane % 4 * 2 + k % 2;
-                        found[(row * 9 + tap + t) * C + column] = sums[t][i][j][k];
-                    }
-    __syncthreads();
-    if (group < GROUPS) passed[group * N + 2 * pair] = bias[0], passed[group * N + 2 * pair + 1] = bias[1];
-    __syncthreads();
-    if (threadIdx.x < N) {
-        float total = 0;
-        for (int g = 0; g < GROUPS; g++) total += passed[g * N + threadIdx.x];
-        found[N * 9 * C + threadIdx.x] = total;
-    }
+            for (int j = 0; j < TAPS * ACROSS; j++)
+                found[(row * 9 + tap + j / ACROSS) * C + 8 * (j % ACROSS) + lane % 4 * 2 + k % 2] = sums[j][i][k];
+            if (tap == 0 && lane % 4 == 0 && k % 2 == 0) found[COUT * 9 * C + row] = sums[TAPS * ACROSS][i][k];
+        }
 }
 
-// Of the entry: found [sets, gridDim.x, …]. The picture goes by in strips.
-extern "C" __global__ void __launch_bounds__(288, ALONE)
+// Of the entry: found [sets, gridDim.x, …], for the blockIdx.z-th slice of its outputs. The picture goes by in strips.
+extern "C" __global__ void __launch_bounds__(288, 2)
     weigh_entry(const u16 *x, const u16 *pooled, const u8 *codes, float *found, int n) {
     SHARED
-    constexpr int STRIP = SIDE <= 21 ? SIDE : 14, PITCH = 2 * COUT + 16;
-    const int set = blockIdx.y;
+    constexpr int STRIP = SIDE <= 21 ? SIDE : 14, PITCH = 2 * SLICE + 16;
+    const int set = blockIdx.y, first = blockIdx.z * SLICE;
     x += (long long)set * n * SIDE * SIDE * CIN, found += (long long)set * gridDim.x * (COUT * 9 * CIN + COUT);
-    weigh<SIDE, CIN, COUT, STRIP, false>(x, found, n, shared, [&](char *strip, int image, int top, int rows) {
-        const long long own = (long long)(set * n + image) * POOLED * POOLED * COUT;
-        unpool(pooled + own, codes + own, top, rows, [&](int y, int x, int part, Four values) {
+    weigh<SIDE, CIN, STRIP, false>(x, found, first, n, shared, [&](char *strip, int image, int top, int rows) {
+        const long long own = (long long)(set * n + image) * POOLED * POOLED * COUT + first;
+        unpool<SLICE>(pooled + own, codes + own, top, rows, [&](int y, int x, int part, Four values) {
             *(Four *)(strip + (y * SIDE + x) * PITCH + part * 16) = values;
         });
     });
 }
 
-// Of the residual units: found [sets, 4, gridDim.x, …]. `before` and `kept` are what `climb` took and kept, `grad` and
-// `grads` what `descend` took and left.
-extern "C" __global__ void __launch_bounds__(288, ALONE)
+// Of the residual units: found [sets, 4, gridDim.x, …], for a slice of the outputs of one of their convolutions. `before`
+// and `kept` are what `climb` took and kept, `grad` and `grads` what `descend` took and left.
+extern "C" __global__ void __launch_bounds__(288, 2)
     weigh_units(const u16 *before, const u16 *kept, const u16 *grad, const u16 *grads, float *found, int n) {
     SHARED
-    constexpr int PITCH = 2 * COUT + 16, PARTS = COUT / 8;
-    const int set = blockIdx.y, sets = gridDim.y, which = blockIdx.z;
+    constexpr int PITCH = 2 * SLICE + 16, PARTS = SLICE / 8;
+    const int set = blockIdx.y, sets = gridDim.y, which = blockIdx.z % 4, first = blockIdx.z / 4 * SLICE;
     const long long size = (long long)n * POOLED * POOLED * COUT;
     const u16 *x = which == 0 ? before + set * size : kept + ((which - 1) * sets + set) * size;
-    const Four *from = (const Four *)(which == 3 ? grad + set * size : grads + (which * sets + set) * size);
+    const u16 *from = (which == 3 ? grad + set * size : grads + (which * sets + set) * size) + first;
     found += (long long)(4 * set + which) * gridDim.x * (COUT * 9 * COUT + COUT);
     auto fill = [&](char *strip, int image, int top, int rows) {
+        const u16 *own = from + (long long)image * POOLED * POOLED * COUT;
         for (int i = threadIdx.x; i < POOLED * POOLED * PARTS; i += blockDim.x)
-            copy(strip + i / PARTS * PITCH + i % PARTS * 16, from + image * POOLED * POOLED * PARTS + i);
+            copy(strip + i / PARTS * PITCH + i % PARTS * 16, own + i / PARTS * COUT + i % PARTS * 8);
     };
     // after a ReLU already, except what goes into a unit
-    if (which % 2) weigh<POOLED, COUT, COUT, POOLED, false>(x, found, n, shared, fill);
-    else weigh<POOLED, COUT, COUT, POOLED, true>(x, found, n, shared, fill);
+    if (which % 2) weigh<POOLED, COUT, POOLED, false>(x, found, first, n, shared, fill);
+    else weigh<POOLED, COUT, POOLED, true>(x, found, first, n, shared, fill);
 }

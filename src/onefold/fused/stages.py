@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.fused.compile import Kernel, module
 
-TAPS = 9
+TAPS, SLICE = 9, 32
 PIXELS = 640  # that a block's warps have sums for at a time
 BLOCKS = 264  # two for each multiprocessor of a large GPU
 PARTIAL = 10_000_000  # bytes of sums of weights' gradients that are still to be added up
@@ -70,8 +70,8 @@ class Form:
     def threads(self) -> dict[str, int]:
         """Of a block of each kernel."""
         sizes, across = self.sizes, 32 * max(1, self.outputs // 32)
-        units = sizes["UNITS_WARPS"] * across
-        found = {"enter": sizes["ENTER_WARPS"] * across, "climb": units, "descend": units}
+        enter, units = sizes["ENTER_WARPS"] * across, sizes["UNITS_WARPS"] * across
+        found = {"enter": enter, "glance": enter, "climb": units, "descend": units}
         found |= {"leave": sizes["LEAVE_WARPS"] * 32 * max(1, self.inputs // 32)}
         return found | {"weigh_entry": 32 * TAPS, "weigh_units": 32 * TAPS}
 
@@ -82,15 +82,14 @@ class Form:
         strip = self.side if self.side <= 21 else 14
         stream = self.images * _plane(self.pooled, self.outputs)
         own = _plane(self.side, self.inputs)
+        enter = self.images * (own + most * self.side * pitch) + entry
         found = {
-            "enter": self.images * (own + most * self.side * pitch) + entry,
+            "enter": enter,
+            "glance": enter,
             "climb": 2 * stream + units,
             "descend": 2 * stream + units,
-            "weigh_entry": max(own + (strip * self.side + 1) * pitch, 4 * _passed(self.outputs, self.inputs)),
-            "weigh_units": max(
-                _plane(self.pooled, self.outputs) + (self.pooled**2 + 1) * pitch,
-                4 * _passed(self.outputs, self.outputs),
-            ),
+            "weigh_entry": _weighed(own, strip * self.side, self.outputs, self.inputs),
+            "weigh_units": _weighed(_plane(self.pooled, self.outputs), self.pooled**2, self.outputs, self.outputs),
         }
         return found | ({"leave": _plane(self.side, self.outputs) + entry} if self.inputs >= 16 else {})
 
@@ -102,9 +101,11 @@ def _warps(pixels: int, channels: int) -> int:
     return min(choices, key=lambda n: (-(-tiles // n) * n, -n), default=most)
 
 
-def _passed(outputs: int, inputs: int) -> int:
-    """Numbers that warps of `weigh` pass to each other."""
-    return max(2 * TAPS * 32, TAPS * outputs * inputs if outputs * inputs <= 512 else 0)
+def _weighed(plane: int, pixels: int, outputs: int, inputs: int) -> int:
+    """Bytes that `weigh` needs: for an image and so many pixels of a gradient, or for what its warps pass on."""
+    slice_ = min(SLICE, outputs)
+    passed = (TAPS * inputs + 24) * slice_ if slice_ * inputs <= 512 else 0
+    return max(plane + (pixels + 1) * (2 * slice_ + 16), 4 * passed)
 
 
 def _plane(side: int, channels: int) -> int:
@@ -163,7 +164,10 @@ def _forward(
     form, (sets, n) = _form(x, entry), x.shape[:2]
     out, pooled, codes, kept = _made(x, entry, entry_bias, units, units_bias, low_entry, low_units, keep)
     kernels, blocks = _kernels(form, x.device), (-(-n // form.images), sets, 1)
-    kernels["enter"](blocks, x, low_entry, entry_bias, pooled, codes if keep else None, n)
+    if keep:
+        kernels["enter"](blocks, x, low_entry, entry_bias, pooled, codes, n)
+    else:
+        kernels["glance"](blocks, x, low_entry, entry_bias, pooled, n)
     kernels["climb"](blocks, pooled, low_units, units_bias, out, kept if keep else None, n)
     return out, pooled, codes, kept
 
@@ -209,16 +213,18 @@ def _backward(
     if further:
         kernels["leave"]((n, sets, 1), middle, codes, low_entry, down, n)
     entry = _parts(form.outputs, form.inputs, sets, n, grad)
-    kernels["weigh_entry"]((entry.shape[1], sets, 1), x, middle, codes, entry, n)
+    slices = max(1, form.outputs // SLICE)
+    kernels["weigh_entry"]((entry.shape[1], sets, slices), x, middle, codes, entry, n)
     units = _parts(form.outputs, form.outputs, 4 * sets, n, grad)
-    kernels["weigh_units"]((units.shape[1], sets, 4), pooled, kept, grad, grads, units, n)
+    kernels["weigh_units"]((units.shape[1], sets, 4 * slices), pooled, kept, grad, grads, units, n)
     return down, entry, units
 
 
 def _parts(outputs: int, inputs: int, jobs: int, n: int, like: Tensor) -> Tensor:
     """Room for sums of gradients, as many for each convolution as there are blocks that work on it."""
     size = outputs * TAPS * inputs + outputs
-    parts = max(1, min(n, BLOCKS // jobs, PARTIAL // (4 * size * jobs)))
+    blocks = BLOCKS // (jobs * max(1, outputs // SLICE))
+    parts = max(1, min(n, blocks, PARTIAL // (4 * size * jobs)))
     return like.new_empty(jobs, parts, size, dtype=torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Where the agents in results/agents went, and how they learned: two pictures of the report about them.
+"""Where the agents in results/agents went, and how they learned: pictures of the report about them.
 
     python docs/figures/agents.py
 
@@ -12,7 +12,11 @@ from pathlib import Path
 from onefold.report import runs_page, runs_read
 
 ROOT = Path(__file__).parent.parent.parent
-PICTURES = {"visits_my_way_home_sparse.png": "agents_places.png", "curves_my_way_home_sparse.png": "agents_curves.png"}
+PICTURES = {
+    "visits_my_way_home_sparse.png": "agents_places.png",
+    "curves_my_way_home_sparse.png": "agents_curves.png",
+    "visits_my_way_home_very_sparse.png": "agents_places_very_sparse.png",
+}
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:

@@ -39,9 +39,11 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    `relative` leaves ‖φ₀(x)‖² out, as it is for images by default: there that is brightness, which no visit changes.
+    `relative` leaves ‖φ₀(x)‖² out. In pictures of a game that is a bad bonus: bare walls and corners, which say little
+    to a random network, keep a large share of their small variance however often they are seen (docs/log.md).
+
     φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
-    network, and without what they have in common new rooms stand out more (docs/log.md).
+    network, and without what they have in common new rooms stand out more.
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
@@ -57,12 +59,12 @@ class CSDNovelty(nn.Module):
         outputs: int = OUTPUTS,
         views: Views | None = None,
         noise: float = 0.0,
-        relative: bool | None = None,
+        relative: bool = False,
         first: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.noise = noise
-        self.relative = len(shape) == 3 if relative is None else relative
+        self.relative = relative
         self.first: Any = first or Standardise(torch.zeros(()), torch.ones(()))
         sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)

@@ -1,7 +1,6 @@
 """The learner: observe, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,11 +10,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from onefold.errors import InputError, TrainingError
+from onefold.errors import TrainingError
 from onefold.methods.prior import generators
 from onefold.nets import fuse
 from onefold.rl.agents import Agent, Learning
-from onefold.rl.novelty import CSDNovelty, Novelty, RNDNovelty, Scale, standardise_by
+from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, standardise_by
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.returns import picked
 from onefold.rl.values import Said, Values, judged, preferences
@@ -57,7 +56,7 @@ class Learner:
         weights, curious, chance = generators(seed, 3)
         self.values = Values(agent, learning, shape, actions, weights).to(device)
         self.target = Values(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
-        self.bonus: Any = _bonus(agent, shape, actions, curious)
+        self.bonus: Any = novelty_of(agent, shape, actions, curious)
         self.bonus = None if self.bonus is None else self.bonus.to(device)
         for module in (self.values, self.target, self.bonus):
             if module is not None and fused:
@@ -78,7 +77,7 @@ class Learner:
             self.optimisers.append(adam(curious_own, lr=agent.bonus_lr))
         self.copy_target()
         self._steps = [quick(self._step), *(quick(optimiser.step) for optimiser in self.optimisers[1:])]
-        self._say, self._see, self._judge = quick(_said), quick(_saw), quick(judged)
+        self._say, self._see, self._judge, self._reward = quick(_said), quick(_saw), quick(judged), quick(_rewarded)
         self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
@@ -201,7 +200,7 @@ class Learner:
         self.replay.act(self._chosen)
 
     def _learned(self) -> None:
-        pick, importance, untried = self.replay.pick, self.learning.importance.at(self.frames), self.agent.untried
+        pick, importance = self.replay.pick, self.learning.importance.at(self.frames)
         places, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
         drawn = self._fetch(*places)
         for optimiser in self.optimisers:
@@ -210,17 +209,19 @@ class Learner:
             said, after, target, news, curious = self._passes(drawn)
             rewards = drawn.rewards
             if self.bonus is not None:
-                self.scale.update(news)
-                rewards = rewards + self.agent.weight.at(self.frames) * (news if untried else self.scale(news))
-            hopes = self._hopes(drawn.next_states) if untried else None
+                rewards = self._reward(self.agent, self.scale, news, self.frames, rewards)
+            hopes = self._hopes(drawn.next_states) if self.agent.untried else None
             found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target, hopes)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()
-        norm, *_ = side_by_side(self._steps, self.device)
-        self.replay.reprioritise(drawn.slots, found.error)
-        value = preferences(self.agent, said, torch.zeros_like(drawn.slots), 0.0).amax(1)
-        now = (loss, curious, news.mean(), value.mean(), found.outside, found.error.mean(), norm, torch.ones_like(norm))
-        self.statistics.add_(torch.stack(now).detach())
+
+        def tallied() -> list[Tensor]:
+            self.replay.reprioritise(drawn.slots, found.error)
+            value = preferences(self.agent, said, torch.zeros_like(drawn.slots), 0.0).amax(1)
+            return [loss, curious, news.mean(), value.mean(), found.outside, found.error.mean()]
+
+        sums, norm, *_ = side_by_side([tallied, *self._steps], self.device)
+        self.statistics.add_(torch.stack([*sums, norm, torch.ones_like(norm)]).detach())
 
     def _passes(self, drawn: Drawn) -> tuple[Said, Said, Said, Tensor, Tensor]:
         """What the networks say of both sides of the transitions, how new the next states are, and the bonus's loss."""
@@ -292,19 +293,16 @@ def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return bonus.seen(_prepared(x), uniforms)
 
 
+@torch.no_grad()
+def _rewarded(agent: Agent, scale: Scale, news: Tensor, frames: Tensor, rewards: Tensor) -> Tensor:
+    """Rewards with the bonus, in deviations of its own unless it is a share."""
+    scale.update(news)
+    return rewards + agent.weight.at(frames) * (news if agent.untried else scale(news))
+
+
 def _prepared(x: Tensor) -> Tensor:
     """Bytes as numbers between 0 and 1."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
-
-
-def _bonus(agent: Agent, shape: tuple[int, ...], actions: int, generator: Generator) -> Novelty | None:
-    if agent.untried and len(shape) > 1:
-        raise InputError("untried actions can be told from others in worlds of vectors only")
-    if agent.untried:
-        return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
-    kinds = {"none": None, "rnd": RNDNovelty, "csd": CSDNovelty}
-    kind = kinds[agent.bonus]
-    return None if kind is None else kind(shape, generator)
 
 
 def _pairs(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:

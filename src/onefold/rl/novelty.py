@@ -5,6 +5,7 @@ with the loss whose descent makes these observations less new, in one pass. Both
 captured in a CUDA graph.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,9 +15,11 @@ from torch import Generator, Tensor, nn
 
 from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
 from onefold.distil.model import apart, inner_products, unit
+from onefold.errors import InputError
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
 from onefold.nets import Standardise, backbone, trunks
+from onefold.rl.agents import Agent
 from onefold.rl.views import UNIFORMS, Views, viewed
 from onefold.streams import side_by_side
 
@@ -163,6 +166,17 @@ class RNDNovelty(nn.Module):
         del uniforms
         errors = self.scorer(x)
         return errors.detach(), errors.mean()
+
+
+def novelty_of(agent: Agent, shape: tuple[int, ...], actions: int, generator: Generator) -> Novelty | None:
+    """What an agent that sees stacks of this shape is curious by."""
+    if agent.untried and len(shape) > 1:
+        raise InputError("untried actions can be told from others in worlds of vectors only")
+    if agent.untried:
+        return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
+    kinds = {"none": None, "rnd": RNDNovelty, "csd": CSDNovelty}
+    kind = kinds[agent.bonus]
+    return None if kind is None else kind(shape, generator)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.fused import Form, fits, stage, stages
+from onefold.fused.compile import available
 from onefold.nets import Impala, backbone, forms, fuse, trunks
 from onefold.rl.networks import Trunk
 
@@ -167,6 +168,7 @@ def test_networks_are_the_same_fused(generator: Generator) -> None:
 def test_where_stages_are_not_fused() -> None:
     assert not fits([Form(8, 32, 42)], torch.device("cpu"))
     assert not Form(8, 8, 42).possible
+    assert available() == torch.cuda.is_available()
     assert not Form(8, 32, 65).possible
     assert not any(form.possible for form in forms((3, 42, 40), (32, 32)))
     net = backbone((3, 12, 12), channels=(16,), hidden=(8,), outputs=4, generator=Generator())

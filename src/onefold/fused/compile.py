@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onefold.errors import TrainingError
 
+DRIVER = ("libcuda.so.1",)
 LARGE_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -27,6 +28,14 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         _driver("cuLaunchKernel", self._function, *grid, self.threads, 1, 1, self.shared, stream, pointers, None)
+
+
+def available() -> bool:
+    """Whether there is a driver here, and the compiler."""
+    try:
+        return bool(_library() and _loaded(DRIVER))
+    except TrainingError:
+        return False
 
 
 def module(source: str, sizes: dict[str, int], capability: tuple[int, int]) -> ctypes.c_void_p:
@@ -62,13 +71,15 @@ def _value(argument: Tensor | int | None) -> Any:
 
 
 def _driver(name: str, *arguments: Any) -> None:
-    error = getattr(_loaded(("libcuda.so.1",)), name)(*arguments)
-    if error:
-        raise TrainingError(f"CUDA's {name} failed with error {error}")
+    _asked(_loaded(DRIVER), name, *arguments)
 
 
 def _compiler(name: str, *arguments: Any) -> None:
-    error = getattr(_library(), name)(*arguments)
+    _asked(_library(), name, *arguments)
+
+
+def _asked(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
+    error = getattr(library, name)(*arguments)
     if error:
         raise TrainingError(f"CUDA's {name} failed with error {error}")
 

@@ -16,7 +16,7 @@ from jaxtyping import BFloat16, Float
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.fused.compile import Kernel, module
+from onefold.fused.compile import Kernel, available, module
 
 TAPS, SLICE = 9, 32
 PIXELS = 640  # that a block's warps have sums for at a time
@@ -117,7 +117,7 @@ def _plane(side: int, channels: int) -> int:
 
 def fits(forms: list[Form], device: torch.device) -> bool:
     """Whether this device can do stages of these forms."""
-    if device.type != "cuda" or torch.version.cuda is None or not all(form.possible for form in forms):
+    if device.type != "cuda" or not all(form.possible for form in forms) or not available():
         return False
     card = torch.cuda.get_device_properties(device)
     most = getattr(card, "shared_memory_per_block_optin", 0)

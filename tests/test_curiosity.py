@@ -106,7 +106,7 @@ def test_the_share_of_the_variance_that_is_left_has_no_scale(shape: tuple[int, .
 
 
 def test_agents_are_after_the_variance_itself() -> None:
-    """Eq. 12; the share alone had kept them in the first room (docs/log.md)."""
+    """Eq. 12, and not its share (docs/log.md)."""
     learning = Learning(memory=Memory(capacity=100, stack=2, n_step=2), batch=4, channels=(4,), hidden=8)
     mind = Learner(
         AGENTS["csd"], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,

@@ -121,20 +121,22 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return {name: launcher(name, size) for name, size in form.shared().items()}
 
     monkeypatch.setattr(stages, "_kernels", functools.cache(built))
+    monkeypatch.setattr(stages, "BLOCKS", 4)  # so few that a block goes through several images
 
 
-# Of agents' networks and of their bonuses'.
+# Of agents' networks and of their bonuses'; others that are possible.
 FORMS = [Form(8, 32, 42), Form(32, 32, 21), Form(32, 64, 11), Form(8, 16, 42), Form(16, 16, 21), Form(16, 32, 11)]
+OTHERS = [Form(8, 16, 27), Form(64, 32, 7), Form(16, 64, 14)]
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS + OTHERS, ids=str)
 def test_emulated_stages(form: Form) -> None:
     compared(form, sets=1 if form.side > 21 else 2, n=3 if form.side < 21 else 1, device="cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS + OTHERS, ids=str)
 def test_stages_on_a_gpu(form: Form) -> None:
     assert fits([form], torch.device("cuda"))
     for sets, n in ((1, 256), (3, 16), (2, 3)):
@@ -156,13 +158,13 @@ def test_networks_are_the_same_fused(generator: Generator) -> None:
         grads = torch.autograd.grad(weighted, parameters, allow_unused=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
         return [z.detach().float() for z in found] + list(grads)
 
-    expected = outcomes()
+    expected, passes = outcomes(), 4
     for part in (trunk, *nets):
         part.fused = True  # pyright: ignore[reportArgumentType]
-    for one, other in zip(outcomes(), expected, strict=True):
+    for i, (one, other) in enumerate(zip(outcomes(), expected, strict=True)):
         assert (one is None) == (other is None)
         # Rounded, a value near zero or near its neighbour sends its gradient elsewhere; three images hold few pixels.
-        assert one is None or _off(one, other) < 0.25, (one.shape, _off(one, other))
+        assert one is None or _off(one, other) < (0.02 if i < passes else 0.25), (one.shape, _off(one, other))
 
 
 def test_where_stages_are_not_fused() -> None:

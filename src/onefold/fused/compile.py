@@ -33,7 +33,7 @@ class Kernel:
 def available() -> bool:
     """Whether there is a driver here, and the compiler."""
     try:
-        return bool(_library() and _loaded(DRIVER))
+        return torch.version.cuda is not None and bool(_library() and _loaded(DRIVER))
     except TrainingError:
         return False
 

@@ -3,6 +3,7 @@
 //
 //   CIN, COUT  channels, multiples of 8 and of 16     SIDE    pixels a side of what comes in
 //   IMAGES     a block of `enter` and `climb`         ROWS    rows of the pooled picture that `enter` makes at a time
+//   ENTRY_STRIP                                       rows, an even number or all, that `weigh_entry` has at a time
 //   ENTER_WARPS, UNITS_WARPS, LEAVE_WARPS             how many warps share the pixels of a convolution
 //
 // Tensors are [sets, n, side, side, channels] in bfloat16, one set of weights for each of `sets` networks; weights are
@@ -38,30 +39,17 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return both;
 }
 
-__device__ __forceinline__ u32 larger(u32 one, u32 other) {
-    u32 found;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));
-    return found;
-}
-
-__device__ __forceinline__ u32 sum(u32 one, u32 other) {
-    u32 found;
-    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));
-    return found;
-}
-
-// All bits of each half in which one is greater, or both are the same.
-__device__ __forceinline__ u32 greater(u32 one, u32 other) {
-    u32 mask;
-    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(one), "r"(other));
-    return mask;
-}
-
-__device__ __forceinline__ u32 same(u32 one, u32 other) {
-    u32 mask;
-    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(one), "r"(other));
-    return mask;
-}
+// Two numbers at a time: the larger ones, sums, and all bits of each half where one is greater or both are the same.
+#define PAIRWISE(name, instruction)                                                    \
+    __device__ __forceinline__ u32 name(u32 one, u32 other) {                          \
+        u32 found;                                                                     \
+        asm(instruction " %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));          \
+        return found;                                                                  \
+    }
+PAIRWISE(larger, "max.NaN.bf16x2")
+PAIRWISE(sum, "add.rn.bf16x2")
+PAIRWISE(greater, "set.gt.u32.bf16x2")
+PAIRWISE(same, "set.eq.u32.bf16x2")
 
 // 16 bytes from memory into shared memory, by itself; `arrived` waits for all that this thread has asked for.
 __device__ __forceinline__ void copy(char *to, const void *from) {
@@ -492,10 +480,10 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
 extern "C" __global__ void __launch_bounds__(288, 2)
     weigh_entry(const u16 *x, const u16 *pooled, const u8 *codes, float *found, int n) {
     SHARED
-    constexpr int STRIP = SIDE <= 21 ? SIDE : 14, PITCH = 2 * SLICE + 16;
+    constexpr int PITCH = 2 * SLICE + 16;
     const int set = blockIdx.y, first = blockIdx.z * SLICE;
     x += (long long)set * n * SIDE * SIDE * CIN, found += (long long)set * gridDim.x * (COUT * 9 * CIN + COUT);
-    weigh<SIDE, CIN, STRIP, false>(x, found, first, n, shared, [&](char *strip, int image, int top, int rows) {
+    weigh<SIDE, CIN, ENTRY_STRIP, false>(x, found, first, n, shared, [&](char *strip, int image, int top, int rows) {
         const long long own = (long long)(set * n + image) * POOLED * POOLED * COUT + first;
         unpool<SLICE>(pooled + own, codes + own, top, rows, [&](int y, int x, int part, Four values) {
             *(Four *)(strip + (y * SIDE + x) * PITCH + part * 16) = values;

@@ -47,6 +47,11 @@ class Form:
         return self.pooled if self.images * self.side**2 <= PIXELS else (PIXELS // self.side - 1) // 2
 
     @property
+    def strip(self) -> int:
+        """Rows of the entry's gradient that are weighed at a time: all, or an even number."""
+        return self.side if self.side <= 21 else 14
+
+    @property
     def flat(self) -> int:
         """A row of the entry's weights, in steps of 16."""
         return -(-TAPS * self.inputs // 16) * 16
@@ -62,6 +67,7 @@ class Form:
         most = min(2 * self.rows + 1, self.side)
         return {
             "CIN": self.inputs, "COUT": self.outputs, "SIDE": self.side, "IMAGES": self.images, "ROWS": self.rows,
+            "ENTRY_STRIP": self.strip,
             "ENTER_WARPS": _warps(self.images * most * self.side, self.outputs),
             "UNITS_WARPS": _warps(self.images * self.pooled**2, self.outputs),
             "LEAVE_WARPS": _warps(self.side**2, self.inputs),
@@ -79,7 +85,6 @@ class Form:
         """Bytes of shared memory of each kernel."""
         entry, units = self.outputs * (2 * self.flat + 16), self.outputs * (2 * TAPS * self.outputs + 16)
         most, pitch = min(2 * self.rows + 1, self.side), 2 * self.outputs + 16
-        strip = self.side if self.side <= 21 else 14
         stream = self.images * _plane(self.pooled, self.outputs)
         own = _plane(self.side, self.inputs)
         enter = self.images * (own + most * self.side * pitch) + entry
@@ -88,7 +93,7 @@ class Form:
             "glance": enter,
             "climb": 2 * stream + units,
             "descend": 2 * stream + units,
-            "weigh_entry": _weighed(own, strip * self.side, self.outputs, self.inputs),
+            "weigh_entry": _weighed(own, self.strip * self.side, self.outputs, self.inputs),
             "weigh_units": _weighed(_plane(self.pooled, self.outputs), self.pooled**2, self.outputs, self.outputs),
         }
         return found | ({"leave": _plane(self.side, self.outputs) + entry} if self.inputs >= 16 else {})

@@ -42,8 +42,8 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    `relative` leaves ‖φ₀(x)‖² out. In pictures of a game that is a bad bonus: bare walls and corners, which say little
-    to a random network, keep a large share of their small variance however often they are seen (docs/log.md).
+    `relative` leaves ‖φ₀(x)‖² out. In pictures of a game, corners that say little to a random network then stand out as
+    much as new rooms: what is left of their variance is a large share of little (docs/log.md).
 
     φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
     network, and without what they have in common new rooms stand out more.

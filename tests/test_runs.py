@@ -378,6 +378,19 @@ def test_visits_are_counted_where_and_when_they_were(tmp_path: Path) -> None:
     assert set(np.nonzero(counts.sum((0, 1)))[0]) <= {state * 48 // 8 for state in range(8)}
 
 
+def test_the_map_of_visits_can_be_looked_at_while_a_run_goes_on(tmp_path: Path) -> None:
+    until(train(run_of("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu", every=10**6), 520)
+    visits = json.loads((tmp_path / "run" / "visits.json").read_text())
+    assert 450 <= sum(int(n) for part in visits["counts"] for row in part for n in row.split()) <= 520
+
+
+def test_a_bonus_falls_for_the_same_share_of_every_run() -> None:
+    """In five million frames for 3.3 million, as the paper has it."""
+    weights = [run_of("csd", "my-way-home-sparse", frames, 0).agent.weight for frames in (5_000_000, 3_000_000)]
+    assert [weight.frames for weight in weights] == pytest.approx([3.3e6, 1.98e6])
+    assert weights[0].at(3.3e6) == weights[1].at(1.98e6) == pytest.approx(0.1 * weights[1].first)
+
+
 def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--agents", "dqn", "rnd", "--envs", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "grid", "--seeds", "0", *options]) == 0

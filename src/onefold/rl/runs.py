@@ -28,6 +28,7 @@ from onefold.rl.worlds import world
 
 RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
+MAPS = 20  # times that the map of visited places is written in a run
 LONGEST = 1_000_000  # frames between two checkpoints
 COMPILED_FROM = 500_000  # frames: below, compiling costs more than it saves
 
@@ -101,6 +102,8 @@ class Training:
                     self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
                     board(row)
                     yield row
+                if moment.frames % max(count, self.run.frames // MAPS) < count:
+                    self.folder.visited(self.visits)
                 if done or moment.frames % every < count or interrupted():
                     self.keep()
                 if interrupted():

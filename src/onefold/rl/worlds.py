@@ -13,6 +13,7 @@ from onefold.rl.rows import Make
 
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
 KNOWN = (*DOOM, "chain-N", "deep-sea-N")
+FADING = 0.66  # of a run: the paper's bonus falls for 3.3 of its 5 million frames
 
 
 class World(NamedTuple):
@@ -51,9 +52,10 @@ def world(name: str, frames: int) -> World:
 
 
 def suited(agent: Agent, name: str, frames: int) -> Agent:
-    """The agent with rates, bonus and support for a small world, where this is one; the paper's are for images."""
+    """The agent with rates, bonus and support for a small world, where this is one; the paper's are for images. A bonus
+    falls for the same share of a run, however long that is."""
     if name in DOOM:
-        return agent
+        return replace(agent, weight=replace(agent.weight, frames=FADING * frames))
     weight = Ramp(first=1.5, last=0.15, frames=frames)
     agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=weight, low=-10.0, high=10.0)
     if name.startswith("deep-sea-") and agent.bonus == "csd":

@@ -4,8 +4,8 @@
 
 Updates are timed on a replay full of random frames: by cuDNN and launched one by one (eager); captured as a graph;
 compiled and captured; and the same with fused stages, which is what agents do. The loop is timed with ViZDoom itself,
-16 environments, after learning has begun; `environments.py` times them alone. The GPU is busy while one of the two
-graphs runs. `--small` is for a machine without one.
+16 environments, after learning has begun; `environments.py` times them alone. The GPU is busy while it remembers or
+learns, and chooses actions meanwhile. `--small` is for a machine without one.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def whole_loop(agent: str, learning: Learning, device: torch.device, frames: int
             if moment.frames >= warm:
                 break
         if device.type == "cuda":
-            mind._act, mind._learn = (_watched(graph, busy) for graph in (mind._act, mind._learn))
+            mind._remember, mind._learn = (_watched(graph, busy) for graph in (mind._remember, mind._learn))
         wait(device)
         started = time.perf_counter()
         for _ in loop:

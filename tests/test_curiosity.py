@@ -313,8 +313,10 @@ def test_neither_acting_nor_learning_asks_the_host_for_a_number(name: str) -> No
         AGENTS[name], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
         device=torch.device("cpu"),
     )  # fmt: skip
-    mind._observed()
+    mind._remembered()
+    mind._acted()
     mind.learn()  # Adam makes its state
     with FakeTensorMode(allow_non_fake_inputs=True):
-        mind._observed()
+        mind._remembered()
+        mind._acted()
         mind._learned()

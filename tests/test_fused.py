@@ -98,8 +98,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             call = f"{name}({', '.join(f'Pointer{{a{i}}}' for i in range(count))}, n)"
             taken = ", ".join(f"void *a{i}" for i in range(count))
             lines.append(
-                f'extern "C" void run_{name}(int x, int y, int z, int threads, int bytes, {taken}, int n) '
-                f"{{ emulated::launch({{x, y, z}}, threads, bytes, [&] {{ {call}; }}); }}"
+                f'extern "C" int run_{name}(int x, int y, int z, int threads, int bytes, {taken}, int n) '
+                f"{{ return emulated::launch({{x, y, z}}, threads, bytes, [&] {{ {call}; }}); }}"
             )
         path = tmp_path / "_".join(map(str, form.sizes.values()))
         path.with_suffix(".cpp").write_text("\n".join(lines))
@@ -114,7 +114,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 assert all(t.is_contiguous() for t in tensors)
                 *pointers, n = arguments
                 values = [ctypes.c_void_p(a.data_ptr() if isinstance(a, Tensor) else None) for a in pointers]
-                getattr(library, f"run_{name}")(*grid, form.threads()[name], bytes_, *values, n)
+                outside = getattr(library, f"run_{name}")(*grid, form.threads()[name], bytes_, *values, n)
+                assert outside == 0, f"{name} reads past its shared memory"
 
             return run
 
@@ -126,7 +127,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 # Of agents' networks and of their bonuses'; others that are possible.
 FORMS = [Form(8, 32, 42), Form(32, 32, 21), Form(32, 64, 11), Form(8, 16, 42), Form(16, 16, 21), Form(16, 32, 11)]
-OTHERS = [Form(8, 16, 27), Form(64, 32, 7), Form(16, 64, 14)]
+OTHERS = [Form(8, 16, 27), Form(64, 32, 7), Form(16, 64, 14), Form(8, 16, 12), Form(16, 16, 6), Form(16, 32, 3)]
 
 
 @pytest.mark.usefixtures("emulated")

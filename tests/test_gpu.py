@@ -182,6 +182,12 @@ def random_numbers_of_eager_code() -> Iterator[None]:
         yield
 
 
+def _follows(mind: Learner) -> bool:
+    """What chooses is a copy of what learns."""
+    copied, own = mind._acting.state_dict(), mind.values.state_dict()
+    return mind._acting is not mind.values and all(torch.equal(copied[name], own[name]) for name in own)
+
+
 @pytest.mark.usefixtures("random_numbers_of_eager_code")
 @pytest.mark.parametrize(
     ("name", "compiled", "channels"),
@@ -222,6 +228,7 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
             assert torch.equal(one[1], other[1]), one[0]
     near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
     assert near.float().mean() > 0.98, "a draw at the edge of two transitions may fall on either, as sums are rounded"
+    assert all(_follows(mind) for mind in minds)
     ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
     far, apart = (
         sum(float((p - q).square().sum()) for p, q in zip(ends[0], others, strict=True)) for others in (start, ends[1])

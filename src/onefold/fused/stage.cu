@@ -400,12 +400,15 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
     constexpr int N = SLICE, PITCH = 2 * N + 16, DOWN = N / 16, ACROSS = C / 8, TAPS = N * C > 512 ? 1 : 3;
     constexpr int STEP = 16 * TAPS, OWN = (TAPS * ACROSS + 1) * DOWN * 4;
     constexpr u32 ONES = 0x3f803f80u;
+    constexpr int TOP = (S - 1) / STRIP * STRIP, LAST = ((S - TOP) * S + 15) / 16 * 16 - 1;  // of the last strip's 16s
+    constexpr int REACH = In::gap + (TOP + LAST / S + 2) * In::row + (LAST % S + 2) * In::pitch;
+    constexpr int FULL = In::bytes + (STRIP * S + 1) * PITCH;
     char *plane = shared, *strip = plane + In::bytes;  // the strip's last pixel is zero
     const int lane = threadIdx.x % 32, tap = threadIdx.x / 32 % (9 / TAPS) * TAPS, share = threadIdx.x / 32 / (9 / TAPS);
     float sums[TAPS * ACROSS + 1][DOWN][4];  // the last is of the gradients alone
 #pragma unroll
     for (int k = 0; k < OWN; k++) (&sums[0][0][0])[k] = 0;
-    clear(plane, In::bytes + (STRIP * S + 1) * PITCH);
+    clear(plane, REACH > FULL ? REACH : FULL);
     for (int image = blockIdx.x; image < n; image += gridDim.x) {
         __syncthreads();
         fetch<S, C>(plane, x, image, 1, n);

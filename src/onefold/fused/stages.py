@@ -93,8 +93,8 @@ class Form:
             "glance": enter,
             "climb": 2 * stream + units,
             "descend": 2 * stream + units,
-            "weigh_entry": _weighed(own, self.strip * self.side, self.outputs, self.inputs),
-            "weigh_units": _weighed(_plane(self.pooled, self.outputs), self.pooled**2, self.outputs, self.outputs),
+            "weigh_entry": _weighed(self.side, self.strip, self.inputs, self.outputs),
+            "weigh_units": _weighed(self.pooled, self.pooled, self.outputs, self.outputs),
         }
         return found | ({"leave": _plane(self.side, self.outputs) + entry} if self.inputs >= 16 else {})
 
@@ -106,18 +106,33 @@ def _warps(pixels: int, channels: int) -> int:
     return min(choices, key=lambda n: (-(-tiles // n) * n, -n), default=most)
 
 
-def _weighed(plane: int, pixels: int, outputs: int, inputs: int) -> int:
-    """Bytes that `weigh` needs: for an image and so many pixels of a gradient, or for what its warps pass on."""
-    slice_ = min(SLICE, outputs)
+def _weighed(side: int, strip: int, inputs: int, outputs: int) -> int:
+    """Bytes that `weigh` needs: for an image and a strip of rows of a gradient, for what its warps pass on, or for the
+    zeros that it meets past the end of a small image."""
+    pitch, gap, row = _pitch(inputs), _gap(inputs), _row(side, inputs)
+    slice_, top = min(SLICE, outputs), (side - 1) // strip * strip
     passed = (TAPS * inputs + 24) * slice_ if slice_ * inputs <= 512 else 0
-    return max(plane + (pixels + 1) * (2 * slice_ + 16), 4 * passed)
+    last = -(-(side - top) * side // 16) * 16 - 1
+    reach = gap + (top + last // side + 2) * row + (last % side + 2) * pitch
+    return max(_plane(side, inputs) + (strip * side + 1) * (2 * slice_ + 16), 4 * passed, reach)
+
+
+def _pitch(channels: int) -> int:
+    """Bytes from a pixel to the next, as `Plane` in `stage.cu` has it; so are the following."""
+    return 16 if channels == 8 else 2 * channels + 16
+
+
+def _gap(channels: int) -> int:
+    return -(-_pitch(channels) // 128) * 128
+
+
+def _row(side: int, channels: int) -> int:
+    return side * _pitch(channels) + _gap(channels)
 
 
 def _plane(side: int, channels: int) -> int:
-    """Bytes of one image with zeros around it, as `Plane` in `stage.cu` lays it out."""
-    pitch = 16 if channels == 8 else 2 * channels + 16
-    gap = -(-pitch // 128) * 128
-    return gap + (side + 2) * (side * pitch + gap)
+    """Of one image with zeros around it."""
+    return _gap(channels) + (side + 2) * _row(side, channels)
 
 
 def fits(forms: list[Form], device: torch.device) -> bool:

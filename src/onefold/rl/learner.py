@@ -1,5 +1,6 @@
-"""The learner: observe, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
+"""The learner: remember, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -88,8 +89,13 @@ class Learner:
         self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
         self._answer = torch.zeros(environments, dtype=torch.int64, pin_memory=on_gpu)
         self._answered = torch.cuda.Event() if on_gpu else None
-        self._act = replayed(self._observed, device) if on_gpu and captured else self._observed
-        self._learn = replayed(self._learned, device) if on_gpu and captured else self._learned
+        beside = on_gpu and not agent.untried  # whose bonus chooses, too, and is about to change
+        self._aside = torch.cuda.Stream(device) if beside else None
+        self._acting = copy.deepcopy(self.values).requires_grad_(False) if beside else self.values
+        parts = (self._remembered, self._acted, self._learned, self._followed)
+        self._remember, self._act, self._learn, self._follow = (
+            replayed(part, device) if on_gpu and captured else part for part in parts
+        )
 
     @property
     def frames(self) -> Tensor:
@@ -97,13 +103,22 @@ class Learner:
         return (self.replay.head + 1) * self.replay.environments
 
     def observe(self, steps: Steps) -> None:
-        """Remember what came of the last actions, and choose the next ones. A GPU goes on with it by itself."""
+        """Remember what came of the last actions, and choose the next ones.
+
+        A GPU goes on with it by itself, and chooses while it learns: by a copy of the values as they were before.
+        """
+        if self._answered is not None:
+            self._answered.wait()
         self._seen.take(steps)
         self._luck.uniform_(generator=self.chance)
-        self._act()
-        self._answer.copy_(self._chosen, non_blocking=True)
-        if self._answered is not None:
-            self._answered.record()
+        self._remember()
+        if self._aside is not None:
+            self._aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._aside):
+            self._act()
+            self._answer.copy_(self._chosen, non_blocking=True)
+            if self._answered is not None:
+                self._answered.record()
 
     def answer(self) -> NDArray[np.int64]:
         """What was chosen. On a GPU this waits for the choice, and not for what was asked of it after that."""
@@ -117,6 +132,9 @@ class Learner:
             self._settle()
         self._uniforms.uniform_(generator=self.chance)
         self._learn()
+        if self._aside is not None and self._answered is not None:
+            self._answered.wait()
+            self._follow()
         self.updates += 1
 
     @torch.no_grad()
@@ -161,6 +179,7 @@ class Learner:
             if module is not None:
                 own = {n.removeprefix(f"{prefix}."): t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
                 module.load_state_dict(own)
+        self._followed()
         self.member.copy_(tensors["member"])
         self.statistics.copy_(tensors["statistics"])
         self.chance.set_state(tensors["chance"].cpu())
@@ -182,15 +201,17 @@ class Learner:
         """Every parameter that learns, with its optimiser."""
         return [(optimiser, p) for optimiser in self.optimisers for p in optimiser.param_groups[0]["params"]]
 
-    @torch.no_grad()
-    def _observed(self) -> None:
+    def _remembered(self) -> None:
         seen = self._seen
         self.replay.add(seen.frames, seen.rewards, *seen.flags)
-        began, members = seen.flags[2], max(1, self.agent.members)
+
+    @torch.no_grad()
+    def _acted(self) -> None:
+        began, members = self._seen.flags[2], max(1, self.agent.members)
         self.member.copy_(torch.where(began, (self._luck[:, 0] * members).long(), self.member))
         weight = self.agent.weight.at(self.frames)
         with self._autocast():
-            said = self._say(self.values, self.replay.newest())
+            said = self._say(self._acting, self.replay.newest())
         liked = preferences(self.agent, said, self.member, weight)
         if self.agent.untried:
             liked = liked + self._hopes(self.replay.newest())
@@ -222,6 +243,12 @@ class Learner:
 
         sums, norm, *_ = side_by_side([tallied, *self._steps], self.device)
         self.statistics.add_(torch.stack([*sums, norm, torch.ones_like(norm)]).detach())
+
+    @torch.no_grad()
+    def _followed(self) -> None:
+        """Let the next actions be chosen by the values as they are now."""
+        copies, values = (list(module.state_dict().values()) for module in (self._acting, self.values))
+        torch._foreach_copy_(copies, values)  # pyright: ignore[reportPrivateImportUsage]
 
     def _passes(self, drawn: Drawn) -> tuple[Said, Said, Said, Tensor, Tensor]:
         """What the networks say of both sides of the transitions, how new the next states are, and the bonus's loss."""

@@ -82,9 +82,8 @@ class Learner:
         self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = _Host(environments, frame, dtype, device)
-        self._uniforms = torch.zeros(
-            learning.batch, 1 + (0 if self.bonus is None else self.bonus.uniforms), device=device
-        )
+        needed = 1 + (0 if self.bonus is None else 2 + self.bonus.uniforms)
+        self._uniforms = torch.zeros(learning.batch, needed, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
         self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
         self._answer = torch.zeros(environments, dtype=torch.int64, pin_memory=on_gpu)
@@ -261,10 +260,12 @@ class Learner:
         ]
         if self.bonus is not None:
             new = picked(_pairs(x, self.actions), drawn.actions) if self.agent.untried else y
-            functions.append(lambda: self._see(self.bonus, new, self._uniforms[:, 1:]))
+            lately = self.learning.lately > 0 and not self.agent.untried
+            seen = self.replay.latest(self._uniforms[:, 1:3], self.learning.lately) if lately else None
+            functions.append(lambda: self._see(self.bonus, new, seen, self._uniforms[:, 3:]))
         with self._autocast():
-            said, after, target, *seen = side_by_side(functions, self.device)
-        news, curious = seen[0] if seen else (nothing[None], nothing)
+            said, after, target, *others = side_by_side(functions, self.device)
+        news, curious = others[0] if others else (nothing[None], nothing)
         return said, after, target, news, curious
 
     def _hopes(self, x: Tensor) -> Float[Tensor, "n actions"]:
@@ -316,8 +317,11 @@ def _said(values: Values, x: Tensor) -> Said:
     return values(_prepared(x))
 
 
-def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    return bonus.seen(_prepared(x), uniforms)
+def _saw(bonus: Novelty, x: Tensor, seen: Tensor | None, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """How new these are, and the loss on what has been seen, which is the same if nothing is said."""
+    if seen is None:
+        return bonus.seen(_prepared(x), uniforms)
+    return bonus.value(_prepared(x)), bonus.seen(_prepared(seen), uniforms)[1]
 
 
 @torch.no_grad()

@@ -85,7 +85,12 @@ class CSDNovelty(nn.Module):
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
-        return self._variance(self.prior(x) - self.centre, self.model.gap(x))
+        if not (x.is_cuda and x.ndim == 4):
+            return self._variance(self.prior(x) - self.centre, self.model.gap(x))
+        x, (phi, psi, prior) = self.first(x), self._nets
+        left, right, own = trunks((phi, psi, prior), (x, x, x))
+        gap = apart(unit(phi.mlp(left)), unit(psi.mlp(right)))
+        return self._variance(prior.mlp.features(own) - self.centre, gap)
 
     def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         contexts = self._contexts(x, uniforms)
@@ -109,8 +114,7 @@ class CSDNovelty(nn.Module):
     def _at_once(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
         """The same for images: two passes instead of five."""
         x, contexts = self.first(x), self.first(contexts)
-        nets: list[Any] = [self.model.phi[1], self.model.psi[1], self.prior.net]  # pyright: ignore[reportIndexIssue]
-        phi, psi, prior = nets
+        phi, psi, prior = self._nets
 
         def with_gradients() -> list[Tensor]:
             first, second = trunks((phi, psi), (x, contexts))
@@ -123,6 +127,11 @@ class CSDNovelty(nn.Module):
 
         both = side_by_side([with_gradients, without], x.device)
         return tuple(z for part in both for z in part)
+
+    @property
+    def _nets(self) -> list[Any]:
+        """φ, ψ and φ₀ without the standardisation that they share."""
+        return [self.model.phi[1], self.model.psi[1], self.prior.net]  # pyright: ignore[reportIndexIssue]
 
     def _variance(self, features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         gap = gap.clamp(min=0)

@@ -29,6 +29,7 @@ from onefold.rl.worlds import world
 from onefold.store import write_json
 
 ENVIRONMENTS = 16
+WORLD = "my-way-home-sparse"
 
 
 def learner(agent: str, learning: Learning, device: torch.device, **how: bool) -> Learner:
@@ -73,7 +74,7 @@ def updates(agent: str, learning: Learning, device: torch.device, count: int, **
 
 def whole_loop(agent: str, learning: Learning, device: torch.device, frames: int) -> dict[str, float]:
     """Frames a second of environments and learner together, and the share of time in which the GPU does nothing."""
-    place = world("my-way-home-sparse", 5_000_000)
+    place = world(WORLD, 5_000_000)
     mind = learner(agent, learning, device, compiled=device.type == "cuda")
     environments = Workers(place.make, ENVIRONMENTS, 0)
     try:
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    device, learning = pick_device("auto"), Learning(start=8000)
+    device, learning = pick_device("auto"), replace(world(WORLD, 5_000_000).learning, start=8000)
     if options.small:
         learning = replace(learning, memory=Memory(capacity=20_000), batch=8, channels=(8, 8, 8), start=400)
     forms: dict[str, dict[str, bool]] = {"eager": {"captured": False, "fused": False}}

@@ -105,14 +105,15 @@ def test_the_share_of_the_variance_that_is_left_has_no_scale(shape: tuple[int, .
     torch.testing.assert_close(bonus.seen(x, torch.rand(5, bonus.uniforms))[0], bonus.value(x), rtol=1e-3, atol=1e-4)
 
 
-def test_agents_are_after_the_variance_itself() -> None:
-    """Eq. 12, and not its share (docs/log.md)."""
+@pytest.mark.parametrize(("frame", "relative"), [((12, 12), True), ((6,), False)])
+def test_how_long_features_of_pictures_are_is_no_news(frame: tuple[int, ...], relative: bool) -> None:
+    """It differs from room to room, however often they are seen (docs/log.md); of vectors it is what Eq. 12 says."""
     learning = Learning(memory=Memory(capacity=100, stack=2, n_step=2), batch=4, channels=(4,), hidden=8)
     mind = Learner(
-        AGENTS["csd"], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
+        AGENTS["csd"], learning, environments=2, frame=frame, dtype=torch.uint8, actions=3, seed=0,
         device=torch.device("cpu"),
     )  # fmt: skip
-    assert mind.bonus.relative is False
+    assert mind.bonus.relative is relative
 
 
 def test_features_are_seen_from_their_mean_over_what_was_seen() -> None:

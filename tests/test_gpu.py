@@ -229,7 +229,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
         if one[0] not in ("priority", "highest"):
             assert torch.equal(one[1], other[1]), one[0]
     near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
-    assert near.float().mean() > 0.98, "a draw at the edge of two transitions may fall on either, as sums are rounded"
+    # sums are rounded: a draw at the edge of two transitions may fall on either; and one side's bonus is fused
+    assert near.float().mean() > 0.95
     assert all(_follows(mind) for mind in minds)
     ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
     far, apart = (

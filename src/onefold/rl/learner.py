@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from onefold.errors import TrainingError
 from onefold.methods.prior import generators
 from onefold.nets import fuse
 from onefold.rl.agents import Agent, Learning
+from onefold.rl.host import Host
 from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, standardise_by
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.returns import picked
@@ -22,7 +23,6 @@ from onefold.rl.values import Said, Values, judged, preferences
 from onefold.rl.vector import Steps
 from onefold.streams import replayed, side_by_side
 
-Part = TypeVar("Part", bound=Callable[..., Any])
 COMPILED: dict[str, Any] = {"combo_kernels": True}  # the many small ones that convert weights become few
 CENTRE = 4096  # stacks of frames, the mean of which the bonus's features are seen from
 STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
@@ -68,7 +68,9 @@ class Learner:
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
         self.updates = 0
         self._own = [p for p in self.values.parameters() if p.requires_grad]
-        quick: Any = functools.partial(torch.compile, dynamic=False, options=COMPILED) if compiled else _as_it_is
+        quick: Any = (
+            functools.partial(torch.compile, dynamic=False, options=COMPILED) if compiled else lambda part: part
+        )
         # torch's own fused step has a block for 65,536 weights, 23 in all: compiled, it takes a tenth of the time
         how = {"foreach": True} if compiled else {"fused": True}
         adam = functools.partial(torch.optim.Adam, eps=learning.adam_eps, capturable=on_gpu, **how)
@@ -81,7 +83,7 @@ class Learner:
         self._say, self._see, self._judge, self._reward = quick(_said), quick(_saw), quick(judged), quick(_rewarded)
         self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
-        self._seen = _Host(environments, frame, dtype, device)
+        self._seen = Host(environments, frame, dtype, device)
         needed = 1 + (0 if self.bonus is None else 2 + self.bonus.uniforms)
         self._uniforms = torch.zeros(learning.batch, needed, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
@@ -281,36 +283,6 @@ class Learner:
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
-
-
-class _Host:
-    """What the environments answered, on the device, at the same place every time."""
-
-    def __init__(self, environments: int, frame: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._frames = torch.zeros(environments, *frame, dtype=dtype, pin_memory=pinned)
-        self._numbers = torch.zeros(5, environments, pin_memory=pinned)
-        self.frames, self.numbers = self._frames.to(device), self._numbers.to(device)
-
-    @property
-    def rewards(self) -> Tensor:
-        return self.numbers[0]
-
-    @property
-    def flags(self) -> tuple[Tensor, ...]:
-        """Terminated, truncated, began, lost."""
-        return tuple((self.numbers[1:] > 0).unbind())
-
-    def take(self, steps: Steps) -> None:
-        self._frames.copy_(torch.from_numpy(steps.frames))
-        rows = (steps.rewards, steps.terminated, steps.truncated, steps.began, steps.lost)
-        self._numbers.copy_(torch.from_numpy(np.stack([row.astype(np.float32) for row in rows])))
-        self.frames.copy_(self._frames, non_blocking=True)
-        self.numbers.copy_(self._numbers, non_blocking=True)
-
-
-def _as_it_is(part: Part) -> Part:
-    return part
 
 
 def _said(values: Values, x: Tensor) -> Said:

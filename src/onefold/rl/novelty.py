@@ -42,8 +42,8 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    `relative` leaves ‖φ₀(x)‖² out. In pictures of a game, corners that say little to a random network then stand out as
-    much as new rooms: what is left of their variance is a large share of little (docs/log.md).
+    `relative` leaves ‖φ₀(x)‖² out, which is a matter of pictures and not of visits: from room to room of a game it
+    differs up to twentyfold, and an agent stayed where it was largest (docs/log.md).
 
     φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
     network, and without what they have in common new rooms stand out more.
@@ -183,9 +183,9 @@ def novelty_of(agent: Agent, shape: tuple[int, ...], actions: int, generator: Ge
         raise InputError("untried actions can be told from others in worlds of vectors only")
     if agent.untried:
         return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
-    kinds = {"none": None, "rnd": RNDNovelty, "csd": CSDNovelty}
-    kind = kinds[agent.bonus]
-    return None if kind is None else kind(shape, generator)
+    if agent.bonus == "csd":
+        return CSDNovelty(shape, generator, relative=len(shape) == 3)
+    return RNDNovelty(shape, generator) if agent.bonus == "rnd" else None
 
 
 @torch.no_grad()

@@ -204,7 +204,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
-            device=torch.device("cuda"), captured=captured, compiled=captured and compiled, fused=captured,
+            device=torch.device("cuda"), captured=captured, compiled=captured and compiled,
+            fused=captured and channels == 16,
         )
         for captured in (True, False)
     ]  # fmt: skip
@@ -229,8 +230,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
         if one[0] not in ("priority", "highest"):
             assert torch.equal(one[1], other[1]), one[0]
     near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
-    # sums are rounded: a draw at the edge of two transitions may fall on either; and one side's bonus is fused
-    assert near.float().mean() > 0.95
+    # sums are rounded: a draw at the edge of two transitions may fall on either, most of all where stages are fused
+    assert near.float().mean() > (0.95 if channels == 16 else 0.98)
     assert all(_follows(mind) for mind in minds)
     ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
     far, apart = (

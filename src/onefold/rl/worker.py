@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -44,15 +45,18 @@ class Bell:
 
     def __init__(self) -> None:
         self._heard, self.rope = CONTEXT.Pipe(duplex=False)
-        self.fileno = self._heard.fileno
+        self._ear = self._heard.fileno()
 
     @staticmethod
     def ring(rope: Connection, number: int) -> None:
-        os.write(rope.fileno(), number.to_bytes(2, "little"))  # never torn, as it is short
+        os.write(rope.fileno(), number.to_bytes(2, sys.byteorder))  # never torn, as it is short
+
+    def fileno(self) -> int:
+        return self._ear
 
     def rung(self) -> set[int]:
         """Those that have rung, once some have."""
-        return set(np.frombuffer(os.read(self._heard.fileno(), select.PIPE_BUF), "<u2").tolist())
+        return set(memoryview(os.read(self._ear, select.PIPE_BUF)).cast("H"))
 
     def close(self) -> None:
         self._heard.close()

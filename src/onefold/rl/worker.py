@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import select
 import signal
-import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -45,18 +44,15 @@ class Bell:
 
     def __init__(self) -> None:
         self._heard, self.rope = CONTEXT.Pipe(duplex=False)
-        self._ear = self._heard.fileno()
+        self.fileno = self._heard.fileno
 
     @staticmethod
     def ring(rope: Connection, number: int) -> None:
-        os.write(rope.fileno(), number.to_bytes(2, sys.byteorder))  # never torn, as it is short
-
-    def fileno(self) -> int:
-        return self._ear
+        os.write(rope.fileno(), number.to_bytes(2, "little"))  # never torn, as it is short
 
     def rung(self) -> set[int]:
         """Those that have rung, once some have."""
-        return set(memoryview(os.read(self._ear, select.PIPE_BUF)).cast("H"))
+        return set(np.frombuffer(os.read(self._heard.fileno(), select.PIPE_BUF), "<u2").tolist())
 
     def close(self) -> None:
         self._heard.close()

@@ -110,6 +110,17 @@ class Heads(nn.Module):
         self.value = _Layers(members, hidden, atoms, generator)
         self.advantage = _Layers(members, hidden, actions * atoms, generator)
 
+    @torch.no_grad()
+    def begin_at(self, values: Float[Tensor, " atoms"]) -> None:
+        """Say this of every state and action until something is learned.
+
+        What random last layers say of an action is a hundred times what actions differ in, and fades by γⁿ with every
+        copy to the target only (docs/log.md).
+        """
+        for layers in (self.value, self.advantage):
+            nn.init.zeros_(layers.weight)
+        self.value.bias.copy_(values)
+
     def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "m n actions atoms"]:
         hidden = F.relu(self.hidden(features.expand(self.members, -1, -1)))
         with torch.autocast(features.device.type, enabled=False):

@@ -35,8 +35,7 @@ class Values(nn.Module):
         self.members = heads(self.trunk.width, agent.members, 1) if agent.members else None
         self.returns = heads(self.trunk.width, 1, agent.atoms) if agent.atoms else None
         if self.returns is not None:
-            with torch.no_grad():
-                self.returns.value.bias.copy_(agent.support.first())
+            self.returns.begin_at(agent.support.first())
         self.prior: nn.Sequential | None = None
         if agent.prior > 0 and agent.members:
             other = trunk(shape, learning.channels, learning.hidden, generator)

@@ -29,8 +29,7 @@ def world(name: str, frames: int) -> World:
     """The world of that name, for a run of so many frames; any other name is one of Gymnasium's."""
     if name in DOOM:
         importance = Ramp(first=0.45, last=1.0, frames=frames)
-        learning = Learning(importance=importance, lately=100_000)
-        return World(functools.partial(_doom, variant=DOOM[name]), 16, True, learning)
+        return World(functools.partial(_doom, variant=DOOM[name]), 16, True, Learning(importance=importance))
     small = Learning(
         memory=Memory(capacity=20_000, stack=1, n_step=3, discount=0.99),
         batch=64,

@@ -1,6 +1,7 @@
 """Views, bonuses and what agents learn from, against independent computations."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.distil import similarity_loss
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
-from onefold.rl.learner import Learner
+from onefold.rl.learner import Learner, _rewarded
 from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling
 from onefold.rl.replay import Memory
 from onefold.rl.values import Said, Values, judged, preferences
@@ -181,7 +182,7 @@ def test_double_q_targets_by_hand() -> None:
     said = Said(torch.tensor([[[1.0, 2.0, 3.0]], [[0.0, 0.5, 1.0]]]), None)
     after = Said(torch.tensor([[[0.0, 9.0, 1.0]], [[5.0, 1.0, 1.0]]]), None)
     target = Said(torch.tensor([[[10.0, 20.0, 30.0]], [[1.0, 2.0, 3.0]]]), None)
-    found = judged(agent, said, torch.tensor([1]), torch.tensor([0.5]), torch.tensor([0.9]), after, target)
+    found = judged(agent, said, torch.tensor([1]), torch.tensor([[0.5]]), torch.tensor([0.9]), after, target, 0.0)
     errors = [2.0 - (0.5 + 0.9 * 20), 0.5 - (0.5 + 0.9 * 1)]
     huber = [0.5 * e**2 if abs(e) < 1 else abs(e) - 0.5 for e in errors]
     assert float(found.loss[0]) == pytest.approx(sum(huber) / 2)
@@ -191,17 +192,18 @@ def test_double_q_targets_by_hand() -> None:
 def test_hopes_choose_the_next_action_and_are_part_of_what_it_is_worth() -> None:
     """Two actions with returns of exactly 1 and 0; hopes of 0 and 3 make the second one the better, worth 3."""
     agent = Agent(members=0, atoms=9, low=-4.0, high=4.0)
-    sure = torch.full((1, 2, 9), -50.0)
-    sure[0, 0, 5] = sure[0, 1, 4] = 50.0
-    logits = torch.zeros(1, 2, 9, requires_grad=True)
+    sure = torch.full((1, 1, 2, 9), -50.0)
+    sure[0, 0, 0, 5] = sure[0, 0, 1, 4] = 50.0
+    logits = torch.zeros(1, 1, 2, 9, requires_grad=True)
     said = Said(None, logits)
-    keywords = {"actions": torch.tensor([0]), "rewards": torch.tensor([0.5]), "discounts": torch.tensor([0.5])}
+    keywords = {"actions": torch.tensor([0]), "rewards": torch.tensor([[0.5]]), "discounts": torch.tensor([0.5])}
+    networks = {"after": Said(None, sure), "target": Said(None, sure), "weight": 0.0}
     for hopes, worth in ((None, 1.0), (torch.tensor([[0.0, 3.0]]), 2.0)):
-        found = judged(agent, said, **keywords, after=Said(None, sure), target=Said(None, sure), hopes=hopes)
+        found = judged(agent, said, **keywords, **networks, hopes=hopes)
         aim = torch.zeros(9)
         aim[4 + int(worth)] = 1.0
         (gradient,) = torch.autograd.grad(found.loss.sum(), logits)
-        torch.testing.assert_close(gradient[0, 0], torch.full((9,), 1 / 9) - aim)
+        torch.testing.assert_close(gradient[0, 0, 0], torch.full((9,), 1 / 9) - aim)
 
 
 def test_an_action_is_new_until_it_was_taken() -> None:
@@ -228,11 +230,59 @@ def test_an_action_is_new_until_it_was_taken() -> None:
 def test_a_distribution_is_moved_towards_that_of_the_action_which_is_better_online() -> None:
     agent = Agent(members=0, atoms=3, low=0.0, high=2.0)
     sure = torch.tensor([[-50.0, 0.0, -50.0]])  # of 1
-    after = Said(None, torch.stack([torch.tensor([[0.0, -50.0, -50.0]]), sure], 1))
-    target = Said(None, torch.stack([torch.tensor([[-50.0, -50.0, 0.0]]), sure], 1))
-    said = Said(None, torch.log(torch.tensor([[[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]]])))
-    found = judged(agent, said, torch.tensor([0]), torch.tensor([0.25]), torch.tensor([0.5]), after, target)
+    after = Said(None, torch.stack([torch.tensor([[0.0, -50.0, -50.0]]), sure], 1)[None])
+    target = Said(None, torch.stack([torch.tensor([[-50.0, -50.0, 0.0]]), sure], 1)[None])
+    said = Said(None, torch.log(torch.tensor([[[[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]]]])))
+    found = judged(agent, said, torch.tensor([0]), torch.tensor([[0.25]]), torch.tensor([0.5]), after, target, 0.0)
     assert float(found.loss[0]) == pytest.approx(-0.25 * math.log(0.2) - 0.75 * math.log(0.5), rel=1e-5)
+
+
+def surely(*returns: tuple[float, ...]) -> torch.Tensor:
+    """Logits [S, 1, actions, 9] of returns from −2 to 2 that are certain, those of a stream's actions at a time."""
+    atoms = torch.tensor(returns)[:, None].mul(2).add(4).long()
+    return F.one_hot(atoms, 9).float() * 100 - 50
+
+
+def test_returns_of_a_bonus_that_are_apart_by_hand() -> None:
+    """Rewards speak for the first action, 1 to 0, bonuses for the second, 0 to 2: by all of their weight they win, by a
+    quarter of it they do not. Each stream's aim is its own reward and half of its own return of the action chosen."""
+    weight = Ramp(first=0.4, last=0.1, frames=10)
+    agent = Agent(members=0, atoms=9, low=-2.0, high=2.0, bonus="rnd", apart=True, weight=weight)
+    online, target = Said(None, surely((1.0, 0.0), (0.0, 2.0))), Said(None, surely((1.0, -1.0), (-2.0, 2.0)))
+    for left, best, aims in ((weight.at(0), 1, (0.5 - 0.5, -0.5 + 1.0)), (weight.at(10), 0, (0.5 + 0.5, -0.5 - 1.0))):
+        assert preferences(agent, online, torch.tensor([0]), left).argmax().item() == best
+        logits = torch.randn(2, 1, 2, 9, generator=Generator().manual_seed(0)).requires_grad_()
+        rewards, discounts = torch.tensor([[0.5], [-0.5]]), torch.tensor([0.5])
+        found = judged(agent, Said(None, logits), torch.tensor([1]), rewards, discounts, online, target, left)
+        exact = [-F.log_softmax(logits[i, 0, 1], 0)[int(2 * aims[i]) + 4] for i in range(2)]
+        torch.testing.assert_close(found.loss[0], exact[0] + exact[1])
+        torch.testing.assert_close(found.error, found.loss.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_rewards_and_bonuses_are_learned_apart() -> None:
+    """A bonus enters the second row only, with the weight's first value however far that has fallen."""
+    scale, news = Scale(), torch.tensor([1.0, 2.0, 6.0])
+    weight = Ramp(first=0.5, last=0.0, frames=1)
+    agent = Agent(members=0, atoms=9, bonus="rnd", apart=True, weight=weight)
+    rewards = torch.tensor([0.0, 1.0, 0.0])
+    found = _rewarded(agent, scale, news, weight.at(torch.tensor(1.0)), rewards)
+    assert torch.equal(found[0], rewards)
+    torch.testing.assert_close(found[1], 0.5 * (news - 3) / news.std(correction=0))
+    together = replace(agent, apart=False)
+    torch.testing.assert_close(
+        _rewarded(together, Scale(), news, torch.tensor(0.1), rewards)[0], rewards + found[1] / 5
+    )
+
+
+@pytest.mark.parametrize("name", ["rnd", "csd", "ids"])
+def test_returns_begin_alike_for_all_states_and_actions(name: str) -> None:
+    """What random layers would say of actions is far more than these differ in, and fades with every copy only."""
+    agent = AGENTS[name]
+    values = Values(agent, Learning(channels=(4, 4), hidden=8), (2, 12, 12), 3, Generator().manual_seed(0))
+    logits = values(torch.rand(5, 2, 12, 12)).logits
+    assert logits is not None
+    assert logits.shape == (1 + agent.apart, 5, 3, 101)
+    assert torch.equal(logits, agent.support.first().expand_as(logits))
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -242,6 +292,7 @@ def test_the_papers_agents_have_the_parts_that_they_need(name: str) -> None:
     said = values(torch.rand(5, 2, 12, 12))
     assert (said.values is None) == (name in ("rnd", "csd"))
     assert (said.logits is None) == (name in ("dqn", "bdqn"))
+    assert said.logits is None or len(said.logits) == (2 if name == "csd" else 1)
     if said.values is not None:
         assert said.values.shape == (1 if name == "dqn" else 10, 5, 3)
     assert preferences(agent, said, torch.arange(5) % max(1, agent.members), 0.1).shape == (5, 3)
@@ -270,7 +321,8 @@ def test_members_act_each_for_its_own_episode_and_differ_by_their_priors() -> No
         ({"members": 0}, "an agent needs members, or at least two atoms"),
         ({"choice": "member"}, "needs at least two members"),
         ({"members": 3, "choice": "information"}, "needs at least two members, and atoms"),
-        ({"untried": True}, "untried actions need CSD's bonus, no members, and choice 'greedy'$"),
+        ({"untried": True}, "untried actions need CSD's bonus, not apart, no members, and choice 'greedy'$"),
+        ({"apart": True}, "a bonus whose returns are apart needs atoms, no members, and a weight above 0$"),
         ({"low": 1.0, "high": 0.0}, "the support goes from low to high"),
     ],
 )

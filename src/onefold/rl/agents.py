@@ -35,6 +35,10 @@ class Agent:
     information-directed sampling. `bonus` is added to rewards with weight `weight`, which is the scale of confidence
     for information-directed sampling. Support and what is not said in the paper: docs/log.md.
 
+    With `apart`, the bonus has a distribution of returns of its own, learned at the weight's first value: the weight
+    of the moment counts only when an action is chosen. So what is known of a goal does not change as bonuses do, and
+    neither has to be told from the other.
+
     With `untried`, for vectors, CSD's bonus is of a state and an action together, and the share of the prior variance
     that is left: 0 where all is known, 1 where nothing is. So an action can be new before it is taken: it counts, too,
     when the next one is chosen, and in what a state is worth (Rashid et al., 2020).
@@ -45,6 +49,7 @@ class Agent:
     prior: float = 0.0
     choice: Choice = "greedy"
     bonus: Curiosity = "none"
+    apart: bool = False
     untried: bool = False
     weight: Ramp = field(default_factory=lambda: Ramp(first=0.1, last=0.01, frames=3.3e6))
     low: float = -10.0
@@ -59,8 +64,10 @@ class Agent:
             raise InputError("choice 'member' needs at least two members")
         if self.choice == "information" and (self.members < 2 or self.atoms == 0):
             raise InputError("choice 'information' needs at least two members, and atoms")
-        if self.untried and (self.bonus != "csd" or self.members or self.choice != "greedy"):
-            raise InputError("untried actions need CSD's bonus, no members, and choice 'greedy'")
+        if self.apart and (self.bonus == "none" or self.members or self.weight.first <= 0):
+            raise InputError("a bonus whose returns are apart needs atoms, no members, and a weight above 0")
+        if self.untried and (self.apart or self.bonus != "csd" or self.members or self.choice != "greedy"):
+            raise InputError("untried actions need CSD's bonus, not apart, no members, and choice 'greedy'")
         if not self.low < self.high:
             raise InputError(f"the support goes from low to high, not from {self.low} to {self.high}")
 
@@ -83,9 +90,11 @@ AGENTS: dict[str, Agent] = {
     "bdqn": Agent(members=10, prior=1.0, choice="member"),
     "rnd": Agent(members=0, atoms=101, bonus="rnd", lr=6.25e-4, weight=_fading(1.0, 0.01)),
     "ids": Agent(members=10, atoms=101, prior=1.0, choice="information"),
-    "csd": Agent(members=0, atoms=101, bonus="csd", lr=6.25e-4, weight=_fading(0.1, 0.01), low=-2.0, high=2.0),
+    "csd": Agent(
+        members=0, atoms=101, bonus="csd", apart=True, lr=6.25e-4, weight=_fading(0.1, 0.01), low=-2.0, high=2.0
+    ),
 }
-"""Table "hpsettingsvizdoom"."""
+"""Table "hpsettingsvizdoom". CSD's "101/101" heads are read as one for rewards and one for bonuses."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,17 +229,17 @@ class Learner:
             optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
             said, after, target, news, curious = self._passes(drawn)
-            rewards = drawn.rewards
+            rewards, weight = drawn.rewards[None], self.agent.weight.at(self.frames)
             if self.bonus is not None:
-                rewards = self._reward(self.agent, self.scale, news, self.frames, rewards)
+                rewards = self._reward(self.agent, self.scale, news, weight, drawn.rewards)
             hopes = self._hopes(drawn.next_states) if self.agent.untried else None
-            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target, hopes)
+            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target, weight, hopes)
             loss = (drawn.weights * found.loss).mean()
             (loss + curious).backward()
 
         def tallied() -> list[Tensor]:
             self.replay.reprioritise(drawn.slots, found.error)
-            value = preferences(self.agent, said, torch.zeros_like(drawn.slots), 0.0).amax(1)
+            value = preferences(self.agent, said, torch.zeros_like(drawn.slots), weight).amax(1)
             return [loss, curious, news.mean(), value.mean(), found.outside, found.error.mean()]
 
         sums, norm, *_ = side_by_side([tallied, *self._steps], self.device)
@@ -297,10 +297,12 @@ def _saw(bonus: Novelty, x: Tensor, seen: Tensor | None, uniforms: Tensor) -> tu
 
 
 @torch.no_grad()
-def _rewarded(agent: Agent, scale: Scale, news: Tensor, frames: Tensor, rewards: Tensor) -> Tensor:
-    """Rewards with the bonus, in deviations of its own unless it is a share."""
+def _rewarded(agent: Agent, scale: Scale, news: Tensor, weight: Tensor, rewards: Tensor) -> Float[Tensor, "s n"]:
+    """Rewards with the bonus, or beside it, in deviations of its own unless it is a share."""
     scale.update(news)
-    return rewards + agent.weight.at(frames) * (news if agent.untried else scale(news))
+    if agent.apart:
+        return torch.stack([rewards, agent.weight.first * scale(news)])
+    return (rewards + weight * (news if agent.untried else scale(news)))[None]
 
 
 def _prepared(x: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from onefold.rl.returns import divergence, expected, picked, projected, regret_o
 
 
 class Said(NamedTuple):
-    """What a network says of states: values [M, n, actions] of its members, logits [n, actions, atoms]."""
+    """What a network says of states: values [M, n, actions] of its members, logits [S, n, actions, atoms] of returns,
+    two of them where those of the bonus are apart."""
 
     values: Float[Tensor, "m n actions"] | None
-    logits: Float[Tensor, "n actions atoms"] | None
+    logits: Float[Tensor, "s n actions atoms"] | None
 
 
 class Values(nn.Module):
@@ -33,7 +34,7 @@ class Values(nn.Module):
 
         self.trunk = trunk(shape, learning.channels, learning.hidden, generator)
         self.members = heads(self.trunk.width, agent.members, 1) if agent.members else None
-        self.returns = heads(self.trunk.width, 1, agent.atoms) if agent.atoms else None
+        self.returns = heads(self.trunk.width, 1 + agent.apart, agent.atoms) if agent.atoms else None
         if self.returns is not None:
             self.returns.begin_at(agent.support.first())
         self.prior: nn.Sequential | None = None
@@ -46,7 +47,7 @@ class Values(nn.Module):
         values = None if self.members is None else self.members(z).squeeze(-1)
         if values is not None and self.prior is not None:
             values = values + self.agent.prior * self.prior(x).squeeze(-1)
-        return Said(values, None if self.returns is None else self.returns(z)[0])
+        return Said(values, None if self.returns is None else self.returns(z))
 
 
 class Judged(NamedTuple):
@@ -61,29 +62,34 @@ def judged(
     agent: Agent,
     said: Said,
     actions: Int[Tensor, " n"],
-    rewards: Float[Tensor, " n"],
+    rewards: Float[Tensor, "s n"],
     discounts: Float[Tensor, " n"],
     after: Said,
     target: Said,
+    weight: float | Tensor,
     hopes: Float[Tensor, "n actions"] | None = None,
 ) -> Judged:
     """Double Q-learning (van Hasselt et al., 2016): `after` chooses the next action, `target` says what it is worth.
 
-    Members learn each from its own target by Huber's loss, the distribution by cross-entropy; the error is the members'
-    mean |δ| or, without members, the divergence from the target. `hopes` is what next actions are worth beyond their
-    values, when one of them is chosen and in what the next state is worth (Rashid et al., 2020).
+    Members learn each from its own target by Huber's loss, distributions by cross-entropy; the error is the members'
+    mean |δ| or, without members, the divergence from the target. Where a bonus has returns of its own, `rewards` are
+    two rows, and both returns are of the action that is best by `weight`. `hopes` is what next actions are worth
+    beyond their values, when one of them is chosen and in what the next state is worth (Rashid et al., 2020).
     """
-    loss, error, outside = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards)), rewards.new_zeros(())
+    n = len(actions)
+    loss, error, outside = rewards.new_zeros(n), rewards.new_zeros(n), rewards.new_zeros(())
     if said.logits is not None:
         assert after.logits is not None
         assert target.logits is not None
-        means = expected(after.logits, agent.support)
+        means = _means(agent, after.logits, weight)
         best = (means if hopes is None else means + hopes).argmax(-1)
         if hopes is not None:
             rewards = rewards + discounts * hopes.gather(-1, best[:, None]).squeeze(-1)
-        chances = picked(target.logits, best).softmax(-1)
-        aim, outside = projected(chances, rewards, discounts, agent.support)
-        loss, error = divergence(picked(said.logits, actions), aim)
+        streams = len(said.logits)
+        chances = picked(target.logits, best.expand(streams, n)).softmax(-1).flatten(0, 1)
+        aim, outside = projected(chances, rewards.flatten(), discounts.repeat(streams), agent.support)
+        losses, errors = divergence(picked(said.logits, actions.expand(streams, n)).flatten(0, 1), aim)
+        loss, error = losses.view(streams, n).sum(0), errors.view(streams, n).sum(0)
     if said.values is not None:
         assert after.values is not None
         assert target.values is not None
@@ -96,17 +102,25 @@ def judged(
 
 
 def preferences(
-    agent: Agent, said: Said, member: Int[Tensor, " n"], confidence: float | Tensor
+    agent: Agent, said: Said, member: Int[Tensor, " n"], weight: float | Tensor
 ) -> Float[Tensor, "n actions"]:
-    """How much each action is to be preferred; the largest is what to do."""
+    """How much each action is to be preferred; the largest is what to do. `weight` is the bonus's at this moment."""
     if agent.choice == "information":
         assert said.values is not None
         assert said.logits is not None
         deviations = said.values.std(0, correction=0)
-        return -regret_over_information(said.values.mean(0), deviations, spread(said.logits, agent.support), confidence)
+        return -regret_over_information(said.values.mean(0), deviations, spread(said.logits[0], agent.support), weight)
     if said.values is None:
         assert said.logits is not None
-        return expected(said.logits, agent.support)
+        return _means(agent, said.logits, weight)
     if agent.choice == "member":
         return said.values[member, torch.arange(len(member), device=member.device)]
     return said.values.mean(0)
+
+
+def _means(
+    agent: Agent, logits: Float[Tensor, "s n actions atoms"], weight: float | Tensor
+) -> Float[Tensor, "n actions"]:
+    """What is expected of each action: of rewards, and of bonuses with the share of their weight that is left."""
+    means = expected(logits, agent.support)
+    return means[0] + means[1] * (weight / agent.weight.first) if agent.apart else means[0]

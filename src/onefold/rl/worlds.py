@@ -59,7 +59,7 @@ def suited(agent: Agent, name: str, frames: int) -> Agent:
     weight = Ramp(first=1.5, last=0.15, frames=frames)
     agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=weight, low=-10.0, high=10.0)
     if name.startswith("deep-sea-") and agent.bonus == "csd":
-        return replace(agent, untried=True, weight=replace(agent.weight, last=agent.weight.first))
+        return replace(agent, apart=False, untried=True, weight=replace(agent.weight, last=agent.weight.first))
     return agent
 
 

@@ -373,29 +373,3 @@ def test_neither_acting_nor_learning_asks_the_host_for_a_number(name: str) -> No
         mind._remembered()
         mind._acted()
         mind._learned()
-
-
-@pytest.mark.parametrize(("lately", "forgets"), [(40, True), (0, False)])
-def test_what_was_not_seen_for_long_is_new_again(lately: int, forgets: bool) -> None:
-    """Stripes were all there was for long, and are remembered; squares are all that there is of late."""
-    learning = Learning(
-        memory=Memory(capacity=800, stack=2, n_step=2), batch=16, channels=(4, 4), hidden=8, lately=lately
-    )
-    mind = Learner(
-        AGENTS["csd"], learning, environments=2, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    rng, no = np.random.default_rng(0), np.zeros(2, bool)
-    pictures = [np.zeros((2, 12, 12)) for _ in range(2)]
-    pictures[0][:, ::2], pictures[1][:, 3:9, 3:9] = 200, 200
-    seen = []
-    for step in range(150):
-        frames = (pictures[step >= 120] + rng.integers(0, 40, (2, 12, 12))).astype(np.uint8)
-        mind.observe(Steps(frames, np.zeros(2, np.float32), no, no, no | (step == 0), no, np.zeros((2, 2), np.float32)))
-        seen.append(torch.from_numpy(frames))
-    for _ in range(120):
-        mind.learn()
-    old, new = (torch.stack(part, 1) / 255 for part in (seen[10:12], seen[140:142]))
-    with torch.no_grad():
-        stripes, squares = (float(mind.bonus.model.gap(x).mean()) for x in (old, new))
-    assert (stripes > 3 * squares) == forgets, (stripes, squares)

@@ -198,9 +198,7 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
 
     Stages of 16 channels are fused, and compared with what cuDNN makes of them.
     """
-    learning = Learning(
-        memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(channels,) * 2, hidden=32, lately=60
-    )
+    learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(channels,) * 2, hidden=32)
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,

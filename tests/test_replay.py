@@ -175,23 +175,6 @@ def test_frequencies_are_proportional_to_priorities_and_weights_undo_them() -> N
     assert stats.chisquare(counts.numpy(), (5000 * chance).numpy()).pvalue > 0.01
 
 
-@pytest.mark.parametrize("steps", [3, 40, 300])
-def test_the_latest_are_the_newest_frames_and_equally_likely(steps: int) -> None:
-    memory = Memory(capacity=200, stack=3, n_step=2)
-    replay, worlds = Replay(memory, 2, (1,), torch.float32, CPU), [World(0), World(1)]
-    drive(replay, worlds, np.random.default_rng(0), steps)
-    drawn = replay.latest(torch.rand(4000, 2, generator=Generator().manual_seed(0)), 50)
-    stacks = [
-        stack(e, t, 3) for w in worlds for e, t in [(e, t) for e in w.episodes for t in range(len(e.frames))][-25:]
-    ]
-    expected = {tuple(map(np.float32, frames)) for frames in stacks}
-    found, counts = np.unique(drawn.numpy(), axis=0, return_counts=True)
-    assert {tuple(frames) for frames in found} == expected
-    assert stats.chisquare(counts).pvalue > 0.01
-    everything = replay.latest(torch.rand(4000, 2, generator=Generator().manual_seed(0)), 10**6)
-    assert len(np.unique(everything.numpy(), axis=0)) == 2 * min(steps + 1, 98)  # two more would need what is gone
-
-
 def test_what_is_new_has_the_highest_priority() -> None:
     replay, worlds = filled()
     index = replay.priority.flatten().nonzero().flatten()[:5]

@@ -243,7 +243,7 @@ def test_the_agent_that_is_given_away_is_seen_to_walk_to_the_goal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its networks were trained on a GPU, elsewhere: ViZDoom itself, from the sparse task's far start."""
-    shared = Path(__file__).parent.parent / "results" / "agents" / "my-way-home-sparse" / "csd" / "seed1"
+    shared = Path(__file__).parent.parent / "results" / "agents" / "my-way-home-sparse" / "csd" / "seed0"
     seen: list[Played] = []
     write = Movie.write
     monkeypatch.setattr(Movie, "write", lambda movie, played: (seen.append(played), write(movie, played)))
@@ -254,7 +254,7 @@ def test_the_agent_that_is_given_away_is_seen_to_walk_to_the_goal(
     assert played.reached
     assert played.length < 600  # of 2,100; a scripted walk takes 408 at least
     assert len(played.views) == played.length + 1
-    assert np.linalg.norm(played.views[-1].position - read_map().goal) < 40
+    assert np.abs(played.views[-1].position - read_map().goal).max() < 40  # things are squares in this game
     assert len({view.screen.tobytes() for view in played.views}) > 0.9 * len(played.views)  # each its own
     assert out.stat().st_size < 20e6 * played.length / 2100  # a walk without a rest, all of it new to see
     with Image.open(out) as file:

@@ -534,9 +534,11 @@ def test_agents_can_be_told_apart_and_a_single_run_has_no_interval(folder: Path)
     assert (len(ax.lines), len(ax.collections)) == (8, 0)
 
 
-@pytest.mark.parametrize(("runs", "lines", "bands"), [(1, 1, 0), (2, 3, 0), (3, 1, 1)])
-def test_intervals_begin_with_three_runs(folder: Path, runs: int, lines: int, bands: int) -> None:
-    """Student's interval of two fills the picture: so the two are shown instead."""
+@pytest.mark.parametrize(("runs", "lines", "bands"), [(1, 1, 0), (2, 3, 0), (3, 4, 1), (5, 6, 1), (6, 1, 1)])
+def test_intervals_begin_with_three_runs_and_few_are_shown_one_by_one(
+    folder: Path, runs: int, lines: int, bands: int
+) -> None:
+    """Student's interval of two fills the picture; and the mean of a few says little if they end far apart."""
     record = collect(folder).records[0]
     table = build([replace(record, run=replace(record.run, seed=seed)) for seed in range(runs)])
     curves, _ = curve_plates(table.worlds[0], styles_of(table), "x", None)

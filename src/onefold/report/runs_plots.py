@@ -24,10 +24,12 @@ Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
 UNFINISHED = (0, (1, 1.6))
 BEYOND = {"intervals": 0.6, "lines": 0.1}  # of the lines' height, above and below them
 FEWEST = 3  # runs for an interval: that of two is six times as wide as they lie apart, and fills the picture
+MOST = 5  # runs that are shown one by one: a mean says little of few that end at opposite ends
 WIDE = 30  # values of which the largest is so many times the smallest are on a logarithmic axis
 SHADED = (
     "Lines are means over whole runs: of each, the mean of the episodes that ended in every fiftieth of the frames. "
-    "Shaded are 90 % intervals by Student's t, where an agent has three whole runs or more; two are thin lines."
+    "Shaded are 90 % intervals by Student's t, where an agent has three whole runs or more; thin lines are the runs "
+    "themselves, where they are two to five."
 )
 INSIDE = (
     "From progress.csv, since learning began; intervals may run out of the picture. Bonus: before its weight. Loss: of "
@@ -172,7 +174,7 @@ def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title
                 half = t_half(lines.whole)
                 band = lines.middle - half, lines.middle + half
                 ax.fill_between(lines.x, *band, color=style.colour, alpha=0.16, lw=0)
-            elif len(lines.whole) == 2:
+            if 2 <= len(lines.whole) <= MOST:
                 ax.plot(lines.x, lines.whole.T, color=style.colour, ls=style.line, lw=0.8, alpha=0.7)
             for x, y in lines.unfinished:
                 end = np.flatnonzero(np.isfinite(y))[-1:].tolist()

@@ -109,9 +109,6 @@ class Learning:
     """Frames between two copies to the target network."""
     epsilon: Ramp = field(default_factory=lambda: Ramp(first=1.0, last=0.01, frames=500_000))
     importance: Ramp = field(default_factory=lambda: Ramp(first=0.45, last=1.0, frames=5e6))
-    lately: int = 0
-    """Frames, the newest ones, that a bonus learns from; 0 is whatever the values learn from. So what was not seen for
-    long is new again: what chance has shown in the first frames would be worth no visit while it is remembered."""
     clip: float = 10.0
     adam_eps: float = 0.005 / 256
     channels: tuple[int, ...] = (32, 32, 64)

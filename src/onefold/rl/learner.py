@@ -84,7 +84,7 @@ class Learner:
         self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = Host(environments, frame, dtype, device)
-        needed = 1 + (0 if self.bonus is None else 2 + self.bonus.uniforms)
+        needed = 1 + (0 if self.bonus is None else self.bonus.uniforms)
         self._uniforms = torch.zeros(learning.batch, needed, device=device)
         self._luck = torch.zeros(environments, 3, device=device)
         self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
@@ -262,9 +262,7 @@ class Learner:
         ]
         if self.bonus is not None:
             new = picked(_pairs(x, self.actions), drawn.actions) if self.agent.untried else y
-            lately = self.learning.lately > 0 and not self.agent.untried
-            seen = self.replay.latest(self._uniforms[:, 1:3], self.learning.lately) if lately else None
-            functions.append(lambda: self._see(self.bonus, new, seen, self._uniforms[:, 3:]))
+            functions.append(lambda: self._see(self.bonus, new, self._uniforms[:, 1:]))
         with self._autocast():
             said, after, target, *others = side_by_side(functions, self.device)
         news, curious = others[0] if others else (nothing[None], nothing)
@@ -289,11 +287,8 @@ def _said(values: Values, x: Tensor) -> Said:
     return values(_prepared(x))
 
 
-def _saw(bonus: Novelty, x: Tensor, seen: Tensor | None, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """How new these are, and the loss on what has been seen, which is the same if nothing is said."""
-    if seen is None:
-        return bonus.seen(_prepared(x), uniforms)
-    return bonus.value(_prepared(x)), bonus.seen(_prepared(seen), uniforms)[1]
+def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    return bonus.seen(_prepared(x), uniforms)
 
 
 @torch.no_grad()

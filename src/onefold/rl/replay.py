@@ -142,12 +142,6 @@ class Replay:
         here = torch.arange(self.environments, device=self.device)
         return self._stacks((self.head % self.length).expand(self.environments), here)
 
-    def latest(self, uniforms: Float[Tensor, "n 2"], frames: int) -> Tensor:
-        """Stacks that end in the newest so many frames, all equally likely."""
-        most = min(frames // self.environments, self.length - self.memory.stack + 1)
-        back = (uniforms[:, 0] * (self.head + 1).clamp(max=most)).long()
-        return self._stacks((self.head - back) % self.length, (uniforms[:, 1] * self.environments).long())
-
     def pick(
         self, uniforms: Float[Tensor, " n"], beta: float | Tensor
     ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:

@@ -117,8 +117,9 @@ def test_blocks_do_not_change_the_kernel(memory: int) -> None:
     net = MLP(3, [20], 2)
     x1, x2 = torch.linspace(-1, 1, 33).reshape(11, 3), torch.linspace(0, 2, 21).reshape(7, 3)
     capped, free = empirical_ntk(net, memory=memory), empirical_ntk(net)
-    torch.testing.assert_close(capped.full(x1, x2), free.full(x1, x2))
-    torch.testing.assert_close(capped.diag(x1), free.diag(x1))
+    pairs = (capped.full(x1, x2), free.full(x1, x2)), (capped.diag(x1), free.diag(x1))
+    for one, other in pairs:  # gradients are in float32, which rounds differently in batches of another size
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_kernel_that_cannot_fit_is_refused_before_it_starts() -> None:

@@ -114,7 +114,7 @@ class Heads(nn.Module):
     def begin_at(self, values: Float[Tensor, " atoms"]) -> None:
         """Say this of every state and action until something is learned.
 
-        What random last layers say of an action is a hundred times what actions differ in, and fades by γⁿ with every
+        What random last layers say of actions is ten times what these differ in, and more, and fades by γⁿ with every
         copy to the target only (docs/log.md).
         """
         for layers in (self.value, self.advantage):

@@ -106,26 +106,16 @@ def test_the_share_of_the_variance_that_is_left_has_no_scale(shape: tuple[int, .
     torch.testing.assert_close(bonus.seen(x, torch.rand(5, bonus.uniforms))[0], bonus.value(x), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("frame", "relative"), [((12, 12), True), ((6,), False)])
-def test_how_long_features_of_pictures_are_is_no_news(frame: tuple[int, ...], relative: bool) -> None:
-    """It differs from room to room, however often they are seen (docs/log.md); of vectors it is what Eq. 12 says."""
-    learning = Learning(memory=Memory(capacity=100, stack=2, n_step=2), batch=4, channels=(4,), hidden=8)
-    mind = Learner(
-        AGENTS["csd"], learning, environments=2, frame=frame, dtype=torch.uint8, actions=3, seed=0,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    assert mind.bonus.relative is relative
-
-
 def test_features_are_seen_from_their_mean_over_what_was_seen() -> None:
     bonus = CSDNovelty((2, 12, 12), Generator().manual_seed(0), channels=(4, 4), hidden=(16,), outputs=8)
     x = torch.rand(600, 2, 12, 12, generator=Generator().manual_seed(1))
     uniforms = torch.rand(5, bonus.uniforms, generator=Generator().manual_seed(2))
     features = bonus.prior(x)
     bonus.centre_on(x)
-    scale = (features - features.mean(0)).square().sum(1)
-    assert scale.mean() < 0.2 * features.square().sum(1).mean()  # images look much alike to a random network
-    torch.testing.assert_close(bonus.value(x), scale * bonus.model.gap(x), rtol=1e-3, atol=1e-4)
+    length = (features - features.mean(0)).square().sum(1)
+    assert length.mean() < 0.2 * features.square().sum(1).mean()  # images look much alike to a random network
+    share = length / (length + length.mean())  # neither long nor short features are news by themselves (docs/log.md)
+    torch.testing.assert_close(bonus.value(x), share * bonus.model.gap(x), rtol=1e-3, atol=1e-4)
     value, loss = bonus.seen(x[:5], uniforms)
     torch.testing.assert_close(value, bonus.value(x[:5]), rtol=1e-3, atol=1e-4)
     contexts = bonus._contexts(x[:5], uniforms)
@@ -352,10 +342,14 @@ def test_an_agent_sees_features_from_their_mean_before_learning_began() -> None:
     slots = mind.replay.priority.flatten().nonzero()[:, 0]
     states = mind.replay.fetch(slots, torch.ones(len(slots))).states / 255
     mind.learn()
-    torch.testing.assert_close(mind.bonus.centre, mind.bonus.prior(states).mean(0), rtol=0.01, atol=0.01)
-    learned = mind.bonus.centre.clone()
+    features = mind.bonus.prior(states)
+    lengths = (features - features.mean(0)).square().sum(1)
+    torch.testing.assert_close(mind.bonus.centre, features.mean(0), rtol=0.01, atol=0.01)
+    torch.testing.assert_close(mind.bonus.usual, lengths.mean(), rtol=0.1, atol=0)
+    learned = mind.bonus.centre.clone(), mind.bonus.usual.clone()
     mind.learn()
-    assert torch.equal(mind.bonus.centre, learned)
+    assert torch.equal(mind.bonus.centre, learned[0])
+    assert torch.equal(mind.bonus.usual, learned[1])
 
 
 @pytest.mark.parametrize("name", AGENTS)

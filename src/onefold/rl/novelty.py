@@ -42,11 +42,13 @@ class Novelty(Protocol):
 class CSDNovelty(nn.Module):
     """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
 
-    `relative` leaves ‖φ₀(x)‖² out, which is a matter of pictures and not of visits: from room to room of a game it
-    differs up to twentyfold, and an agent stayed where it was largest (docs/log.md).
+    `relative` leaves ‖φ₀(x)‖² out.
 
     φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
-    network, and without what they have in common new rooms stand out more.
+    network, and without what they have in common new rooms stand out more. From then on the variance is a share of
+    ‖φ₀(x)‖² + `usual`, its mean. How long features are is a matter of pictures and not of visits, and differs up to
+    twentyfold from room to room: by the variance an agent stays where they are longest, and by its share of ‖φ₀(x)‖²
+    where they are short, since the direction of a short vector is hard to learn (docs/log.md).
 
     Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
     with noise of so many standard deviations.
@@ -75,13 +77,17 @@ class CSDNovelty(nn.Module):
         self.prior = Prior(self.first, prior)
         self.views = views or Views()
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
+        self.centre: Tensor
+        self.usual: Tensor
         self.register_buffer("centre", torch.zeros(HIDDEN[0]))
+        self.register_buffer("usual", torch.zeros(()))
 
     @torch.no_grad()
     def centre_on(self, x: Tensor) -> None:
-        """See φ₀ from its mean over these observations."""
-        self.centre: Tensor
-        self.centre.copy_(torch.cat([self.prior(part) for part in x.split(256)]).mean(0))
+        """See φ₀ from its mean over these observations, and know how long it usually is from there."""
+        features = torch.cat([self.prior(part) for part in x.split(256)])
+        self.centre.copy_(features.mean(0))
+        self.usual.copy_((features - self.centre).square().sum(1).mean())
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
@@ -135,7 +141,10 @@ class CSDNovelty(nn.Module):
 
     def _variance(self, features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         gap = gap.clamp(min=0)
-        return gap if self.relative else features.square().sum(1) * gap
+        if self.relative:
+            return gap
+        variance = features.square().sum(1) * gap
+        return torch.where(self.usual > 0, variance / (features.square().sum(1) + self.usual), variance)
 
     def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
         if x.ndim == 4:
@@ -184,7 +193,7 @@ def novelty_of(agent: Agent, shape: tuple[int, ...], actions: int, generator: Ge
     if agent.untried:
         return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
     if agent.bonus == "csd":
-        return CSDNovelty(shape, generator, relative=len(shape) == 3)
+        return CSDNovelty(shape, generator)
     return RNDNovelty(shape, generator) if agent.bonus == "rnd" else None
 
 

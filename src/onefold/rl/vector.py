@@ -161,8 +161,7 @@ class Workers(Together):
 
     def __init__(self, make: Make, count: int, seed: int, workers: int | None = None, timeout: float = 60.0) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
-        workers = len(cores) - len(cores) // 8 if workers is None else workers  # the others are for this process
-        workers = min(count, workers)
+        workers = min(count, len(cores) if workers is None else workers)
         if workers < 1 or not timeout > 0:
             raise InputError(f"needs environments, workers and time: not {count}, {workers} and {timeout}")
         found = form(make)

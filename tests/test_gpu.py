@@ -196,9 +196,12 @@ def _follows(mind: Learner) -> bool:
 def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channels: int) -> None:
     """The same steps, drawn and learned from with the same random numbers: replays are equal, networks nearly.
 
-    Stages of 16 channels are fused, and compared with what cuDNN makes of them.
+    Stages of 16 channels are fused, and compared with what cuDNN makes of them. Fused or compiled code rounds in
+    another way, and by priorities every draw would soon be another: there all transitions are as likely.
     """
-    learning = Learning(memory=Memory(capacity=800, stack=3, n_step=3), batch=32, channels=(channels,) * 2, hidden=32)
+    alpha = 0.5 if channels == 8 and not compiled else 0.0
+    memory = Memory(capacity=800, stack=3, n_step=3, alpha=alpha)
+    learning = Learning(memory=memory, batch=32, channels=(channels,) * 2, hidden=32)
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
@@ -228,8 +231,7 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
         if one[0] not in ("priority", "highest"):
             assert torch.equal(one[1], other[1]), one[0]
     near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
-    # sums are rounded: a draw at the edge of two transitions may fall on either, most of all where stages are fused
-    assert near.float().mean() > (0.95 if channels == 16 else 0.98)
+    assert near.float().mean() > 0.98  # sums are rounded: a draw at the edge of two transitions may fall on either
     assert all(_follows(mind) for mind in minds)
     ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
     far, apart = (

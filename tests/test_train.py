@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from onefold import store
 from onefold.errors import FileError, InputError
 from onefold.methods import CSD, RND, DeepEnsemble
+from onefold.streams import quietly
 from onefold.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, shown
 
 CPU = torch.device("cpu")
@@ -152,6 +154,20 @@ def test_a_killed_fit_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path
         process.wait(timeout=120)
     assert kills == 2
     assert result.read_text() == (tmp_path / "calm.txt").read_text()
+
+
+def test_the_compiler_says_nothing_that_is_of_no_use(caplog: pytest.LogCaptureFixture) -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    optimiser = torch.optim.Adam([weight], foreach=True)
+    weight.grad = torch.ones(3)
+    with quietly():
+        torch.compile(optimiser.step, backend="eager")()
+    assert weight.max() < 0
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    with pytest.warns(UserWarning) as heard, quietly():
+        warnings.warn("TensorFloat32 tensor cores for float32 are not enabled", UserWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+    assert [str(warning.message) for warning in heard] == ["something else"]
 
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "DeepEnsemble"])

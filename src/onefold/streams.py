@@ -1,12 +1,16 @@
 """Work on a GPU that waits for nothing that it need not: on streams of its own, and captured as a graph."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
+CHATTER = "torch._dynamo.variables.ctx_manager"  # says that optimisers are not profiled
 
 
 def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
@@ -42,7 +46,7 @@ def replayed(
             if eager_left > 0:
                 eager_left -= 1
                 side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
+                with torch.cuda.stream(side), quietly():
                     step()
                 torch.cuda.current_stream().wait_stream(side)
                 return
@@ -55,6 +59,20 @@ def replayed(
             graph.replay()
 
     return next_step
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """While code is compiled: what is in float32 is so on purpose, and what else the compiler says is of no use."""
+    logger = logging.getLogger(CHATTER)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @functools.cache

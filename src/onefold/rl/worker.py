@@ -21,7 +21,6 @@ from onefold.rl.rows import Form, Group, Make, one_line, row
 
 CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, threads or open files comes along
 GO, STOP = b"g", b"s"
-AWAKE = 5e-4  # seconds that a worker looks out for the next step before it sleeps
 PARTING = 10  # seconds in which environments have to be closed
 
 
@@ -60,13 +59,6 @@ class Bell:
         self.rope.close()
 
 
-def _stay_awake(asked: np.ndarray, step: int) -> None:
-    """Until the next step is asked for, or it takes too long: to be woken takes as long as half a step of a game."""
-    until = time.perf_counter() + AWAKE
-    while asked[0] == step and time.perf_counter() < until:
-        os.sched_yield()
-
-
 def work(task: Task, commands: Connection, rope: Connection, words: Connection) -> None:
     """What a worker does: answer at once, since its first episodes are asked for as it starts, then at each go."""
     os.setpgid(0, 0)  # what the environments start can be ended with it, and no Ctrl-C comes through
@@ -81,13 +73,12 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
             group = Group(task.make, rows, task.start, task.seed)
             stack.callback(group.close)
             stack.callback(signal.alarm, PARTING)
-            go, asked = GO, rows["asked"]
+            go = GO
             while go == GO:
-                step = asked.copy()
+                step = rows["asked"].copy()
                 group.answer()
                 rows["answered"] = step
                 Bell.ring(rope, task.number)
-                _stay_awake(asked, int(step[0]))
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone

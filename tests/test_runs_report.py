@@ -223,6 +223,20 @@ def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
     assert (both["CSD", "DQN"], both["CSD", "RND"]) == (2, 1)
 
 
+def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
+    for agent, frames in (("csd", 2000), ("dqn", 2000), ("bdqn", 1000)):
+        made(tmp_path / agent, run_of(agent, "chain-8", frames, 0), skill=1.0)
+    found = collect(tmp_path)
+    table = build(found.records)
+    assert [(row.title, row.frames) for row in table.worlds[0].rows] == [("DQN", 2000), ("BDQN+P", 1000), ("CSD", 2000)]
+    assert {(duel.first, duel.second) for duel in table.duels} == {("CSD", "DQN"), ("DQN", "CSD")}
+    assert any(
+        line.startswith("Some agents were given more frames than others in chain-8") for line in remarks(found, table)
+    )
+    even = build([record for record in found.records if record.run.frames == 2000])
+    assert not any("more frames" in line for line in remarks(found, even))
+
+
 def test_runs_with_different_settings_are_apart(tmp_path: Path) -> None:
     run = run_of("csd", "chain-8", 1000, 0)
     kinds = [
@@ -456,9 +470,10 @@ def test_json_is_one_object_and_equals_the_page(folder: Path, report: Path, caps
     for row, (title, found) in zip(chain, agents.items(), strict=True):
         interval = found["return"]["interval"]
         ranged = f"{found['return']['iqm']:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-        assert [cell[0] for cell in row[:4]] == [title, "3", f"{found['return']['mean']:.3f}", ranged]
-        assert row[4] == [f"{100 * found['success']['mean']:.1f}"]
-    assert [cell[0] for cell in sparse[0][:3]] == ["RND", "0 + 1 unfinished", "–"]
+        assert [cell[0] for cell in row[:5]] == [title, "3", "2,000", f"{found['return']['mean']:.3f}", ranged]
+        assert row[5] == [f"{100 * found['success']['mean']:.1f}"]
+    assert [cell[0] for cell in sparse[0][:2]] == ["RND", "0 + 1 unfinished"]
+    assert sparse[0][3] == ["–"]
     assert [row[3] for row in runs] == [["unfinished, 40%"], ["whole"], ["whole"]]
     assert [row[0][0] for row in every] == [run["path"] for found in agents.values() for run in found["runs"]]
     better = next(duel for duel in figures["worlds"]["chain-8"]["improvement"] if duel["first"] == "CSD")

@@ -22,7 +22,7 @@ Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
 """Frames, and values at them; NaN where there is none."""
 
 UNFINISHED = (0, (1, 1.6))
-BEYOND = {"intervals": 0.6, "lines": 0.1}  # of the lines' height, above and below them
+BEYOND = {"intervals": 0.25, "lines": 0.1}  # of the lines' height, above and below them
 FEWEST = 3  # runs for an interval: that of two is six times as wide as they lie apart, and fills the picture
 MOST = 5  # runs that are shown one by one: a mean says little of few that end at opposite ends
 WIDE = 30  # values of which the largest is so many times the smallest are on a logarithmic axis

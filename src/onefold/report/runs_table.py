@@ -14,6 +14,7 @@ from onefold.rl.settings import Run
 from onefold.rl.worlds import DOOM
 
 BINS = 50  # of a world's frames, in its curves
+TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as the paper has them
 RETURN, SUCCESS = "reward", "reached"  # final figures, by their columns
 
 
@@ -51,6 +52,11 @@ class Row:
     @property
     def unfinished(self) -> list[Record]:
         return [record for record in self.records if not record.whole]
+
+    @property
+    def frames(self) -> int:
+        """How many each of its runs was to make."""
+        return self.records[0].run.frames
 
     def finals(self, figure: str) -> Runs:
         """Of every whole run in which an episode ended in the last tenth."""
@@ -129,11 +135,12 @@ def estimated(strata: Sequence[Runs]) -> Estimate | None:
 
 
 def _duels(worlds: Sequence[World]) -> Iterator[Duel]:
-    """Each agent against each other, in the worlds where both have ended runs."""
-    finals = [{row.title: runs for row in world.rows if len(runs := row.finals(RETURN))} for world in worlds]
+    """Each agent against each other, in the worlds where both have ended runs of as many frames."""
+    finals = [{row.title: row for row in world.rows if len(row.finals(RETURN))} for world in worlds]
     for first in titles(worlds):
         for second in titles(worlds):
-            pairs = [(runs[first], runs[second]) for runs in finals if first in runs and second in runs]
+            both = [(rows[first], rows[second]) for rows in finals if first in rows and second in rows]
+            pairs = [(a.finals(RETURN), b.finals(RETURN)) for a, b in both if a.frames == b.frames]
             if first != second and pairs:
                 yield Duel(first, second, improvement(pairs), improvement_interval(pairs), len(pairs))
 
@@ -151,7 +158,7 @@ def _named(runs: Sequence[Run]) -> dict[Run, str]:
     """A title for every kind of run, its seed set to 0: the agent's name and, where kinds share it, what differs."""
     kinds: dict[str, list[Run]] = {}
     for run in dict.fromkeys(replace(run, seed=0) for run in runs):
-        kinds.setdefault(run.name.upper() if run.name in AGENTS else run.name, []).append(run)
+        kinds.setdefault(TITLES.get(run.name, run.name), []).append(run)
     found = {}
     for title, some in kinds.items():
         settings = [dict(_flat(asdict(run))) for run in some]

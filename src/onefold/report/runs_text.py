@@ -21,14 +21,15 @@ RULES = (
     "IQM: interquartile mean over runs, with a 95 % stratified bootstrap interval that draws runs within worlds. "
     "Where there is a single run of a world, there is none.",
     "Probability of improvement: that a run of the row's agent ends with a higher return than one of the column's, "
-    "equal returns counting one half (Mann and Whitney), within worlds and averaged over them; 95 % bootstrap "
-    "intervals, where both have two runs or more. With few runs, a bootstrap's intervals are too narrow.",
+    "equal returns counting one half (Mann and Whitney), within worlds and averaged over them, among runs of as many "
+    "frames; 95 % bootstrap intervals, where both have two runs or more. With few runs, a bootstrap's intervals are "
+    "too narrow.",
     "First goal: frames at the end of the first episode that reached the goal, median over runs; those that never did "
     "count as later than all others.",
 )
 AGENT_HEADS = [
-    "Agent", "Seeds", "Return, mean", "Return, IQM", "Success %, mean", "Success %, IQM", "First goal", "Frames/s",
-    "Time", "Replaced workers",
+    "Agent", "Seeds", "Frames", "Return, mean", "Return, IQM", "Success %, mean", "Success %, IQM", "First goal",
+    "Frames/s", "Time", "Replaced workers",
 ]  # fmt: skip
 RUN_HEADS = [
     "Run", "Agent", "Seed", "State", "Return", "Success %", "First goal", "Frames/s", "Time", "Replaced workers",
@@ -56,7 +57,7 @@ def shared_grids(table: Table) -> list[Grid]:
 def _agents(world: World) -> Grid:
     rows = []
     for row in world.rows:
-        cells = [visible(row.title), seeds(row)]
+        cells = [visible(row.title), seeds(row), f"{row.frames:,}"]
         for figure, said in ((RETURN, plain_number), (SUCCESS, percent)):
             e = world.estimate(row, figure)
             cells += [NONE, NONE] if e is None else [said(e.mean), _ranged(e.iqm, e.interval, said)]
@@ -123,6 +124,11 @@ def remarks(found: Found, table: Table) -> list[str]:
         said.append("Where an agent has one whole run only, there is no interval: nothing is known of the spread.")
     if any(len({row.records[0].run.name for row in w.rows}) < len(w.rows) for w in table.worlds):
         said.append("Runs of one agent with different settings are apart, named by what differs.")
+    if uneven := [w.name for w in table.worlds if len({row.frames for row in w.rows}) > 1]:
+        said.append(
+            f"Some agents were given more frames than others in {visible(', '.join(uneven))}: final figures are of the "
+            "end of each run, and who is better is said of runs of as many frames only."
+        )
     made = origins(records)
     if len(made["device"]) > 1:
         said.append("The runs were made on different machines: their speeds and times cannot be compared.")
@@ -187,7 +193,7 @@ def _row(world: World, row: Row) -> dict[str, Any]:
         "first_goal_median": _median(row),
         "reached_in": sum(record.first_goal is not None for record in row.whole),
         **dict(zip(("frames_per_second", "seconds", "replaced"), _cost(row), strict=True)),
-        "settings": {"frames": row.records[0].run.frames, "environments": row.records[0].run.environments},
+        "settings": {"frames": row.frames, "environments": row.records[0].run.environments},
         "runs": [
             {
                 "path": record.path, "seed": record.run.seed, "frames": record.frames, "whole": record.whole,

@@ -17,7 +17,8 @@ from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
 from onefold.rl.learner import Learner, _rewarded
 from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling
 from onefold.rl.replay import Memory
-from onefold.rl.values import Said, Values, judged, preferences
+from onefold.rl.returns import expected
+from onefold.rl.values import Said, Values, judged, preferences, worth
 from onefold.rl.vector import Steps
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
 
@@ -188,10 +189,10 @@ def test_hopes_choose_the_next_action_and_are_part_of_what_it_is_worth() -> None
     said = Said(None, logits)
     keywords = {"actions": torch.tensor([0]), "rewards": torch.tensor([[0.5]]), "discounts": torch.tensor([0.5])}
     networks = {"after": Said(None, sure), "target": Said(None, sure), "weight": 0.0}
-    for hopes, worth in ((None, 1.0), (torch.tensor([[0.0, 3.0]]), 2.0)):
+    for hopes, worthwhile in ((None, 1.0), (torch.tensor([[0.0, 3.0]]), 2.0)):
         found = judged(agent, said, **keywords, **networks, hopes=hopes)
         aim = torch.zeros(9)
-        aim[4 + int(worth)] = 1.0
+        aim[4 + int(worthwhile)] = 1.0
         (gradient,) = torch.autograd.grad(found.loss.sum(), logits)
         torch.testing.assert_close(gradient[0, 0, 0], torch.full((9,), 1 / 9) - aim)
 
@@ -286,6 +287,12 @@ def test_the_papers_agents_have_the_parts_that_they_need(name: str) -> None:
     if said.values is not None:
         assert said.values.shape == (1 if name == "dqn" else 10, 5, 3)
     assert preferences(agent, said, torch.arange(5) % max(1, agent.members), 0.1).shape == (5, 3)
+    if said.values is not None:
+        known = said.values.mean(0)
+    else:
+        assert said.logits is not None
+        known = expected(said.logits, agent.support).sum(0)
+    torch.testing.assert_close(worth(agent, said, agent.weight.first), known)
     assert (values.prior is not None) == (name in ("bdqn", "ids"))
 
 

@@ -24,7 +24,7 @@ from onefold.cli import main
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.methods.prior import generators
 from onefold.rl.agents import Learning
-from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, SETTINGS, Folder
+from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.grid import trials
 from onefold.rl.light import packed
 from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
@@ -34,6 +34,7 @@ from onefold.rl.runs import Training, resume, train
 from onefold.rl.settings import Run, from_plain, plain, run_of
 from onefold.rl.tasks import read_map
 from onefold.rl.values import Values
+from onefold.rl.vector import Local
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
 QUICK = ("ids", "csd")  # they have all the parts between them
@@ -70,6 +71,27 @@ def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> N
     assert len(whole["progress"]) > 100
     until(resume(tmp_path / "parts", device="cpu"))  # there is nothing left to do
     assert left(tmp_path / "parts") == whole
+
+
+def test_a_run_goes_on_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers of a GPU have another state, and replaced workers are counted on."""
+    run = run_of("dqn", "chain-8", 900, 3)
+    monkeypatch.setattr(Local, "replaced", 2, raising=False)
+    until(train(run, tmp_path, device="cpu", every=200), 500)
+    until(resume(tmp_path, device="cpu", every=200), 700)
+    until(resume(tmp_path, device="cpu", every=200))
+    assert [int(row["replaced"]) for row in Folder(tmp_path).rows(PROGRESS)][-1] == 6
+    tensors, header = store.load(tmp_path / CHECKPOINT, KIND)
+    store.save(tmp_path / CHECKPOINT, KIND, tensors | {"learner.chance": torch.zeros(16, dtype=torch.uint8)}, header)
+    with pytest.raises(FileError, match="a run on a GPU cannot be gone on with on a CPU, nor the other way round"):
+        until(resume(tmp_path, device="cpu"))
+
+
+def test_learning_begins_once_there_is_something_to_learn_from(tmp_path: Path) -> None:
+    until(train(run_of("csd", "chain-8", 1600, 0, 200), tmp_path, device="cpu"))
+    losses = [float(row["loss"]) for row in Folder(tmp_path).rows(PROGRESS)]
+    assert losses[:3] == [0.0] * 3
+    assert all(loss > 0 for loss in losses[-3:])
 
 
 def test_games_go_on_exactly(tmp_path: Path) -> None:
@@ -268,7 +290,9 @@ def test_settings_come_back_from_a_file() -> None:
     good = json.loads(json.dumps(plain(run_of("csd", "chain-8", 1000, 0))))
     for change in (
         {"frames": "many"}, {"agent": {"members": True}}, {"learning": []}, {"more": 1}, {"seed": None},
-        {"learning": {**good["learning"], "channels": ["a"]}},
+        {"learning": {**good["learning"], "channels": ["a"]}}, {"agent": {**good["agent"], "bonus": "cds"}},
+        {"agent": {**good["agent"], "choice": 7}}, {"learning": {**good["learning"], "batch": -3}},
+        {"learning": {**good["learning"], "adam_eps": 0.0}},
     ):  # fmt: skip
         with pytest.raises(InputError):
             from_plain(Run, {**good, **change})
@@ -418,6 +442,9 @@ def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[s
     drawn = trials("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
     assert len({job.out.name for job in drawn}) == 20
     assert all(f"weight={job.run.agent.weight.first:g}," in job.out.name for job in drawn)
+    for job in trials("csd", "my-way-home-sparse", 1000, 0, tmp_path):  # returns of bonuses grow with the weight
+        assert job.run.agent.high / max(0.02, job.run.agent.weight.first) == pytest.approx(100)
+    assert {job.run.agent.high for job in trials("rnd", "my-way-home-sparse", 1000, 0, tmp_path)} == {10.0}
     options = ["--env", "chain-8", "--frames", "600", "--trials", "2", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "search", "dqn", *options]) == 0
     found = capsys.readouterr().out.splitlines()

@@ -33,7 +33,8 @@ from onefold.report.runs_plots import curve_plates, styles_of
 from onefold.report.runs_read import collect, read
 from onefold.report.runs_table import RETURN, SUCCESS, build
 from onefold.report.runs_text import as_json, markdown, remarks
-from onefold.rl.folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, Folder
+from onefold.rl.folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, Folder, late
+from onefold.rl.grid import final_return
 from onefold.rl.settings import Run, run_of
 from onefold.rl.visits import Visits
 
@@ -183,6 +184,19 @@ def test_figures_of_a_run_are_those_computed_by_hand(tmp_path: Path) -> None:
     assert (new.whole, new.frames, new.seconds, new.speed, new.replaced) == (False, 0, 0, None, 0)
 
 
+def test_who_fails_is_not_left_out(tmp_path: Path) -> None:
+    """Its episodes last long, and none of them may end in the last tenth: then the last of every environment count."""
+    end = [{"frames": 1000, "seconds": 1}]
+    good = written(tmp_path / "good", run_of("csd", "chain-8", 1000, 0), [(500, 0.0, 0), (950, 1.0, 1)], end)
+    bad = written(tmp_path / "bad", run_of("csd", "chain-8", 1000, 1), [(400, 8.0, 1), (800, 0.0, 0)], end)
+    table = build(collect(tmp_path).records)
+    assert table.worlds[0].rows[0].finals(SUCCESS).tolist() == [1, 0]
+    assert (final_return(good), final_return(bad)) == (1, 0)
+    frames, environments = np.array([300.0, 400.0, 700.0, 800.0]), np.array([0.0, 1.0, 0.0, 2.0])
+    assert late(frames, environments, 1000).tolist() == [False, True, True, True]
+    assert late(frames, environments, 880).tolist() == [False, False, False, True]
+
+
 def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
     end = [{"frames": 1000, "seconds": 10}]
     for agent, values in {"csd": [3.0, 5.0], "dqn": [1.0, 3.0, 3.0]}.items():
@@ -206,6 +220,8 @@ def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
     assert (curve["frames"][-1], curve["return"][-1], curve["success"][-1]) == (1000, 5, 1)
     assert curve["return"][:-1] == [None] * 49
     assert len(curve["cells"]) == 20
+    open_ = {run["seed"]: run["curve"] for run in csd["runs"]}[7]
+    assert open_["cells"] == [None] * 20  # no map has been written
     assert any("Unfinished: 1 run of 6" in line for line in remarks(found, table))
     assert "unfinished, 50%" in markdown(table)
 
@@ -221,6 +237,23 @@ def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
     assert any("for want of whole runs in each: RND" in line for line in remarks(found, table))
     both = {(duel.first, duel.second): duel.worlds for duel in table.duels}
     assert (both["CSD", "DQN"], both["CSD", "RND"]) == (2, 1)
+
+
+def test_one_name_for_different_things_is_said(tmp_path: Path) -> None:
+    for world, apart in (("chain-8", True), ("chain-5", False)):
+        for seed in (0, 1):
+            run = run_of("csd", world, 1000, seed)
+            run = replace(run, agent=replace(run.agent, apart=apart))
+            made(tmp_path / world / f"csd{seed}", run, skill=1.0, commit=f"{seed}" * 12)
+            made(tmp_path / world / f"dqn{seed}", run_of("dqn", world, 1000, seed), skill=0.5)
+    found = collect(tmp_path)
+    table = build(found.records)
+    assert (table.mixed, list(table.shared), table.duels) == (["CSD"], ["DQN"], [])
+    assert len(table.worlds[0].duels) == 2
+    said = remarks(found, table)
+    assert "In no figure over all worlds, as settings differ between them: CSD." in said
+    assert any(line.endswith("by the same settings: CSD in chain-5, CSD in chain-8.") for line in said)
+    assert not any("for want of whole runs" in line for line in said)
 
 
 def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
@@ -347,7 +380,9 @@ def test_twins_count_once(tmp_path: Path) -> None:
         made(tmp_path / name, run_of("csd", "chain-8", 1000, 0), skill=1.0)
     found = collect(tmp_path)
     assert [record.path for record in found.records] == ["a"]
-    assert found.skipped == ["b: is the same run as a; the longer one counts"]
+    assert found.skipped == ["b: is the same run as a; the later one counts"]
+    made(tmp_path / "c", run_of("csd", "chain-8", 1000, 0), skill=0.0, date="2026-12-01T00:00:00+00:00")
+    assert [record.path for record in collect(tmp_path).records] == ["c"]
 
 
 def test_of_twins_the_longer_one_counts(tmp_path: Path) -> None:

@@ -268,6 +268,27 @@ def test_a_worker_that_dies_while_another_is_replaced(
     assert (pool.replaced, witness.lost) == (2, 4)
 
 
+def test_a_third_worker_dies_while_the_first_of_two_is_replaced(
+    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = hired(Counting, 3, SEED, workers=3)
+    witness, rng, before, hire = Witness(pool), np.random.default_rng(0), staff(pool), pool._hire
+
+    def hire_in_bad_times(task: Task) -> Worker:
+        if task.start == 0:
+            os.kill(before[2], signal.SIGKILL)
+            assert gone(before[2:])
+        return hire(task)
+
+    witness.check(None, pool.reset())
+    monkeypatch.setattr(pool, "_hire", hire_in_bad_times)
+    for pid in before[:2]:
+        os.kill(pid, signal.SIGKILL)
+    assert gone(before[:2])
+    witness.play(40, rng)
+    assert (pool.replaced, witness.lost) == (3, 3)
+
+
 def test_a_worker_that_hangs_as_it_starts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("START", "PARTING"):
         monkeypatch.setattr(vector, patience, 0.3)
@@ -391,6 +412,16 @@ def test_other_kinds_of_environments_are_refused(space: str, match: str) -> None
         return env
 
     with pytest.raises(InputError, match=match):
+        Local(make, 1, SEED)
+
+
+def test_more_actions_than_a_replay_can_hold_are_refused() -> None:
+    def make(number: int) -> Counting:
+        env = Counting(number)
+        env.action_space = spaces.Discrete(257)
+        return env
+
+    with pytest.raises(InputError, match="at most 256 actions, not 257"):
         Local(make, 1, SEED)
 
 

@@ -105,8 +105,7 @@ def coverage(found: Places) -> Kind:
         frames = record.run.frames * np.arange(1, SLICES + 1) / SLICES
         known = np.logical_or.accumulate(record.visits > 0) & found.floor
         share = known.sum((1, 2)) / max(1, found.floor.sum())
-        until = record.run.frames if record.whole else record.visits.sum()  # visits are written at checkpoints only
-        return frames, np.where(frames <= until, share, np.nan)
+        return frames, np.where(frames <= record.mapped, share, np.nan)
 
     return Kind("Places ever visited", "places, %", curve, "shares", 100)
 

@@ -23,11 +23,11 @@ from onefold.rl.folder import (
     VISITS,
     Folder,
     json_of,
+    late,
 )
 from onefold.rl.settings import Run
 from onefold.rl.visits import CELLS, SLICES
 
-LAST = 0.1  # share of the frames that a final figure is over
 Columns: TypeAlias = dict[str, Float64[np.ndarray, " _"]]
 
 
@@ -52,13 +52,20 @@ class Record:
     def whole(self) -> bool:
         return self.frames >= self.run.frames
 
+    @property
+    def mapped(self) -> int:
+        """Up to which frame its map is known, which is written now and then only."""
+        return self.run.frames if self.whole else int(self.visits.sum())
+
     def final(self, figure: str) -> float | None:
-        """Mean over the episodes that ended in the last tenth of the frames; None before the run's end, or if none did.
+        """Mean over the episodes that a run is judged by; None before its end, or if none has ended at all.
 
         `figure` is reward or reached.
         """
-        late = self.episodes["frames"] > (1 - LAST) * self.run.frames
-        return float(self.episodes[figure][late].mean()) if self.whole and late.any() else None
+        if not self.whole or not len(self.episodes["frames"]):
+            return None
+        found = late(self.episodes["frames"], self.episodes["environment"], self.run.frames)
+        return float(self.episodes[figure][found].mean())
 
     @property
     def first_goal(self) -> int | None:
@@ -98,12 +105,14 @@ def collect(folder: Path) -> Found:
         name = folder.name if path.parent == folder else path.parent.relative_to(folder).as_posix()
         try:
             found = read(path.parent, name)
-            twin = records.get(found.run) if found is not None else None
-            if found is not None and (twin is None or found.frames > twin.frames):
-                records[found.run] = found
-            if found is not None and twin is not None:
-                less, more = sorted((found, twin), key=lambda record: record.frames)
-                raise FileError(f"{less.path}: is the same run as {more.path}; the longer one counts")
+            if found is None:
+                continue
+            twin = records.setdefault(found.run, found)
+            less, more = sorted((found, twin), key=lambda record: (record.frames, record.origin["date"]))
+            records[found.run] = more
+            if twin is not found:
+                why = "longer" if less.frames < more.frames else "later"
+                raise FileError(f"{less.path}: is the same run as {more.path}; the {why} one counts")
         except (FileError, OSError) as error:
             skipped.append(visible(str(error)))
     if not records:

@@ -11,7 +11,7 @@ from onefold.report.curve_stats import Interval, Runs, improvement, improvement_
 from onefold.report.runs_read import Record
 from onefold.rl.agents import AGENTS
 from onefold.rl.settings import Run
-from onefold.rl.worlds import DOOM
+from onefold.rl.worlds import DOOM, suited
 
 BINS = 50  # of a world's frames, in its curves
 TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as the paper has them
@@ -97,7 +97,7 @@ class Table:
     def shared(self) -> dict[str, Estimate]:
         """Final success of the agents that ended runs in every world: returns of two worlds have two scales."""
         found = {}
-        for title in titles(self.worlds):
+        for title in (title for title in titles(self.worlds) if title not in self.mixed):
             strata = [row.finals(SUCCESS) for world in self.worlds for row in world.rows if row.title == title]
             estimate = estimated(strata)
             if estimate is not None and len(strata) == len(self.worlds) and all(map(len, strata)):
@@ -107,7 +107,16 @@ class Table:
     @property
     def duels(self) -> list[Duel]:
         """Within every world that both were sent to, averaged."""
-        return list(_duels(self.worlds))
+        return [duel for duel in _duels(self.worlds) if not {duel.first, duel.second} & set(self.mixed)]
+
+    @property
+    def mixed(self) -> list[str]:
+        """Agents that have other settings in some worlds than in others, apart from what worlds ask for."""
+        kinds: dict[str, set[frozenset[Any]]] = {}
+        for world in self.worlds:
+            for row in world.rows:
+                kinds.setdefault(row.title, set()).add(frozenset(_own(row.records[0].run).items()))
+        return [title for title, some in kinds.items() if len(some) > 1]
 
 
 def build(records: Sequence[Record]) -> Table:
@@ -167,6 +176,13 @@ def _named(runs: Sequence[Run]) -> dict[Run, str]:
             said = ", ".join(f"{_said(key)} {_value(values[key])}" for key in keys)
             found[run] = f"{title} ({said})" if said else title
     return found
+
+
+def _own(run: Run) -> dict[str, Any]:
+    """An agent's settings that are not those which its name stands for in its world."""
+    usual = dict(_flat(asdict(suited(AGENTS[run.name], run.environment, run.frames)))) if run.name in AGENTS else {}
+    own = {key: value for key, value in _flat(asdict(run.agent)) if key not in usual or value != usual[key]}
+    return own if usual else {key: value for key, value in own.items() if key != "weight.frames"}
 
 
 def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:

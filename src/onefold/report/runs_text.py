@@ -1,7 +1,7 @@
 """Runs in words: tables as texts, what has to be said about them, and both as Markdown and as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from onefold.report.score_page import visible
 from onefold.report.seeds import mean
 from onefold.report.shift_files import md
 from onefold.report.shift_text import NONE, Cell, Grid, number
+from onefold.rl.visits import SLICES
 
 RULES = (
-    "Final figures are over the episodes that ended in the last tenth of a run's frames, and over whole runs only. "
-    "Returns are sums of rewards, not discounted.",
+    "Final figures are over the episodes that ended in the last tenth of a run's frames (if none did, over the last of "
+    "every environment), and over whole runs only. Returns are sums of rewards, not discounted.",
     "IQM: interquartile mean over runs, with a 95 % stratified bootstrap interval that draws runs within worlds. "
     "Where there is a single run of a world, there is none.",
     "Probability of improvement: that a run of the row's agent ends with a higher return than one of the column's, "
@@ -114,31 +115,52 @@ def _duels(duels: Sequence[Duel], what: str) -> list[Grid]:
 
 def remarks(found: Found, table: Table) -> list[str]:
     """What a reader has to know before the figures."""
-    said, records = [], table.records
-    if open_ := [record for record in records if not record.whole]:
-        said.append(
-            f"Unfinished: {counted(len(open_), 'run')} of {len(records)}. Each is drawn alone, as a dotted line that "
-            "ends in a cross, and is in no mean."
-        )
-    if any(len(row.whole) == 1 for world in table.worlds for row in world.rows):
-        said.append("Where an agent has one whole run only, there is no interval: nothing is known of the spread.")
-    if any(len({row.records[0].run.name for row in w.rows}) < len(w.rows) for w in table.worlds):
-        said.append("Runs of one agent with different settings are apart, named by what differs.")
-    if uneven := [w.name for w in table.worlds if len({row.frames for row in w.rows}) > 1]:
-        said.append(
-            f"Some agents were given more frames than others in {visible(', '.join(uneven))}: final figures are of the "
-            "end of each run, and who is better is said of runs of as many frames only."
-        )
-    made = origins(records)
-    if len(made["device"]) > 1:
-        said.append("The runs were made on different machines: their speeds and times cannot be compared.")
-    if any(name.endswith("+") for name in made["commit"]):
-        said.append("Some runs were made from a source tree that had been changed since its commit (marked +).")
-    if len(table.worlds) > 1 and (left := [title for title in titles(table.worlds) if title not in table.shared]):
-        said.append(f"Not in the table over all worlds, for want of whole runs in each: {visible(', '.join(left))}.")
+    said = [*_of_runs(table), *_of_origins(table), *_of_all_worlds(table)]
     if found.skipped:
         said.append(f"Left out, for the reasons listed below: {counted(len(found.skipped), 'run')}.")
     return said
+
+
+def _of_runs(table: Table) -> Iterator[str]:
+    if open_ := [record for record in table.records if not record.whole]:
+        yield (
+            f"Unfinished: {counted(len(open_), 'run')} of {len(table.records)}. Each is drawn alone, as a dotted line "
+            "that ends in a cross, and is in no mean."
+        )
+    if any(len(row.whole) == 1 for world in table.worlds for row in world.rows):
+        yield "Where an agent has one whole run only, there is no interval: nothing is known of the spread."
+    if any(len({row.records[0].run.name for row in w.rows}) < len(w.rows) for w in table.worlds):
+        yield "Runs of one agent with different settings are apart, named by what differs."
+    if uneven := [w.name for w in table.worlds if len({row.frames for row in w.rows}) > 1]:
+        yield (
+            f"Some agents were given more frames than others in {visible(', '.join(uneven))}: final figures are of the "
+            "end of each run, and who is better is said of runs of as many frames only."
+        )
+
+
+def _of_origins(table: Table) -> Iterator[str]:
+    made = origins(table.records)
+    if len(made["device"]) > 1:
+        yield "The runs were made on different machines: their speeds and times cannot be compared."
+    if any(name.endswith("+") for name in made["commit"]):
+        yield "Some runs were made from a source tree that had been changed since its commit (marked +)."
+    if mingled := [f"{row.title} in {w.name}" for w in table.worlds for row in w.rows if len(_commits(row)) > 1]:
+        yield (
+            "Made by different commits, which may mean different things by the same settings: "
+            f"{visible(', '.join(mingled))}."
+        )
+
+
+def _of_all_worlds(table: Table) -> Iterator[str]:
+    left = [title for title in titles(table.worlds) if title not in (*table.shared, *table.mixed)]
+    if len(table.worlds) > 1 and left:
+        yield f"Not in the table over all worlds, for want of whole runs in each: {visible(', '.join(left))}."
+    if table.mixed:
+        yield f"In no figure over all worlds, as settings differ between them: {visible(', '.join(table.mixed))}."
+
+
+def _commits(row: Row) -> set[str]:
+    return {record.origin["commit"] for record in row.whole}
 
 
 def origins(records: Sequence[Record]) -> dict[str, dict[str, int]]:
@@ -213,7 +235,9 @@ def _curve(world: World, record: Record) -> dict[str, list[float | None]]:
     found = {"frames": edges[1:]}
     for name, figure in (("return", RETURN), ("success", SUCCESS)):
         found[name] = on_grid(episodes["frames"], episodes[figure], edges, record.frames)
-    found["cells"] = np.logical_or.accumulate(record.visits > 0).sum((1, 2))
+    cells = np.logical_or.accumulate(record.visits > 0).sum((1, 2))
+    slices = record.run.frames * np.arange(1, SLICES + 1) / SLICES
+    found["cells"] = np.where(slices <= record.mapped, cells, np.nan)
     return {name: [None if value != value else value for value in part.tolist()] for name, part in found.items()}
 
 

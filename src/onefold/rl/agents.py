@@ -113,3 +113,9 @@ class Learning:
     adam_eps: float = 0.005 / 256
     channels: tuple[int, ...] = (32, 32, 64)
     hidden: int = 256
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.target_every, self.hidden, *self.channels) < 1 or self.start < 0:
+            raise InputError("batch, target_every, hidden and channels are at least 1, and start is not below 0")
+        if not (0 < self.clip < float("inf") and 0 < self.adam_eps < 1):
+            raise InputError(f"clip must be above 0, and adam_eps between 0 and 1; not {self.clip} and {self.adam_eps}")

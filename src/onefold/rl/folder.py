@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from onefold import store
@@ -25,6 +27,18 @@ PROGRESS_COLUMNS = (
     "bonus_loss", "outside", "error", "gradient", "scale", "replaced",
 )  # fmt: skip
 EPISODE_COLUMNS = ("frames", "environment", "length", "reward", "reached")
+LAST = 0.1  # share of a run's frames that it is judged by
+
+
+def late(
+    frames: Float64[np.ndarray, " n"], environments: Float64[np.ndarray, " n"], total: int
+) -> Bool[np.ndarray, " n"]:
+    """Which episodes a run of so many frames is judged by: those that ended in the last tenth of them or, if none did,
+    the last of every environment. Who fails ends few episodes, and must not be left out for it."""
+    found = frames > (1 - LAST) * total
+    if not found.any():
+        found[[np.flatnonzero(environments == e)[-1] for e in np.unique(environments)]] = True
+    return found
 
 
 class Folder:

@@ -11,7 +11,7 @@ import numpy as np
 from onefold.bench.engines import engine
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, UNIT, Agent
-from onefold.rl.folder import PROGRESS, SETTINGS, Folder
+from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, run_of
 
@@ -24,7 +24,6 @@ SPACES: dict[str, dict[str, tuple[float, ...]]] = {  # paper, Table "hpsearchspa
     "rnd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
     "csd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
 }
-LAST = 0.1  # share of a run's episodes by which trials are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +94,11 @@ def work(job: Job) -> dict[str, Any]:
 
 
 def final_return(out: Path) -> float:
-    """The mean return of the episodes in the last tenth of a run's frames."""
-    run, episodes = Folder(out).run(), Folder(out).rows("episodes.csv")
-    late = [float(row["reward"]) for row in episodes if int(row["frames"]) > (1 - LAST) * run.frames]
-    return float(np.mean(late)) if late else float("nan")
+    """The mean return of the episodes in the last tenth of a run's frames; NaN if none has ended at all."""
+    run, rows = Folder(out).run(), Folder(out).rows(EPISODES)
+    names = ("frames", "environment", "reward")
+    frames, environments, rewards = (np.array([float(row[name]) for row in rows]) for name in names)
+    return float(rewards[late(frames, environments, run.frames)].mean()) if rows else float("nan")
 
 
 def _last(job: Job) -> dict[str, Any] | None:
@@ -113,8 +113,13 @@ def _last(job: Job) -> dict[str, Any] | None:
 
 
 def _changed(agent: Agent, point: dict[str, float]) -> Agent:
-    weight = replace(agent.weight, first=point.get("weight", agent.weight.first))
-    return replace(agent, weight=weight, **{name: value for name, value in point.items() if name != "weight"})
+    """The agent at a point of the grid. Where bonuses have returns of their own, these grow with the weight, and so
+    does their support."""
+    point = dict(point)
+    first = point.pop("weight", agent.weight.first)
+    wider = max(1.0, first / agent.weight.first) if agent.apart else 1.0
+    weight = replace(agent.weight, first=first)
+    return replace(agent, weight=weight, low=wider * agent.low, high=wider * agent.high, **point)
 
 
 def _name(job: Job) -> str:

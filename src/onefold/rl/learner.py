@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from onefold.errors import TrainingError
+from onefold.errors import FileError, TrainingError
 from onefold.methods.prior import generators
 from onefold.nets import fuse
 from onefold.rl.agents import Agent, Learning
@@ -19,7 +19,7 @@ from onefold.rl.host import Host
 from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, standardise_by
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.returns import picked
-from onefold.rl.values import Said, Values, judged, preferences
+from onefold.rl.values import Said, Values, judged, preferences, worth
 from onefold.rl.vector import Steps
 from onefold.streams import replayed, side_by_side
 
@@ -161,7 +161,9 @@ class Learner:
         return {f"values.{name}": t for name, t in self.values.state_dict().items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, the replay apart."""
+        """Everything that the next step depends on, the replay apart. What was chosen is in both by then."""
+        if self._answered is not None:
+            self._answered.synchronize()
         found = self.networks()
         found |= {f"target.{name}": t for name, t in self.target.state_dict().items()}
         found |= {f"scale.{name}": t for name, t in self.scale.state_dict().items()}
@@ -174,7 +176,11 @@ class Learner:
         return found
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors()` of a learner of the same form."""
+        """Go on from `tensors()` of a learner of the same form, on the same kind of device."""
+        if tensors["chance"].shape != self.chance.get_state().shape:
+            raise FileError(
+                "a run on a GPU cannot be gone on with on a CPU, nor the other way round: name the --device"
+            )
         modules = {"values": self.values, "target": self.target, "scale": self.scale, "bonus": self.bonus}
         for prefix, module in modules.items():
             if module is not None:
@@ -239,8 +245,8 @@ class Learner:
 
         def tallied() -> list[Tensor]:
             self.replay.reprioritise(drawn.slots, found.error)
-            value = preferences(self.agent, said, torch.zeros_like(drawn.slots), weight).amax(1)
-            return [loss, curious, news.mean(), value.mean(), found.outside, found.error.mean()]
+            value = worth(self.agent, said, weight).amax(1).mean()
+            return [loss, curious, news.mean(), value, found.outside, found.error.mean()]
 
         sums, norm, *_ = side_by_side([tallied, *self._steps], self.device)
         self.statistics.add_(torch.stack([*sums, norm, torch.ones_like(norm)]).detach())

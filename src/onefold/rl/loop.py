@@ -81,11 +81,11 @@ class Loop:
         self.environments.restore(tensors["episodes"].numpy(), self.done)
 
     def _learn(self) -> None:
-        learning = self.learner.learning
-        if self.frames < learning.start:
+        learning, count = self.learner.learning, self.environments.count
+        if self.frames < max(learning.start, (learning.memory.n_step + 1) * count):  # nothing could be drawn before
             return
         self.learner.learn()
-        if self.frames % learning.target_every < self.environments.count:
+        if self.frames % learning.target_every < count:
             self.learner.copy_target()
 
     def _observed(self, steps: Steps) -> Moment:

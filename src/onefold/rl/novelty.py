@@ -62,7 +62,6 @@ class CSDNovelty(nn.Module):
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
-        views: Views | None = None,
         noise: float = 0.0,
         relative: bool = False,
         first: nn.Module | None = None,
@@ -75,7 +74,7 @@ class CSDNovelty(nn.Module):
         self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
-        self.views = views or Views()
+        self.views = Views()
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
         self.centre: Tensor
         self.usual: Tensor

@@ -15,6 +15,7 @@ from onefold.rl.gym import gymnasium
 Make: TypeAlias = Callable[[int], gymnasium.Env]
 """The environment of a number; one of a module's own functions, or a `functools.partial` of one."""
 
+MOST_ACTIONS = 256  # a replay has a byte for one
 LONGEST_REASON = 300  # characters
 NEXT, STAY = -1, -2  # in place of an action: begin the next episode; do nothing
 
@@ -57,6 +58,8 @@ def form(make: Make) -> Form:
         raise InputError(f"observations must be a Box of uint8 or float32, not {sight}")
     if not isinstance(choice, gymnasium.spaces.Discrete) or choice.start != 0:
         raise InputError(f"actions must be Discrete and begin with 0, not {choice}")
+    if choice.n > MOST_ACTIONS:
+        raise InputError(f"there may be at most {MOST_ACTIONS} actions, not {choice.n}")
     return Form(sight.shape, np.dtype(sight.dtype), int(choice.n))
 
 

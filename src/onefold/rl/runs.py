@@ -52,7 +52,7 @@ class Training:
         self.loop = Loop(self.learner, self.environments, run.frames)
         self.visits = Visits(run.environment, run.frames)
         self.recent: deque[tuple[float, bool, int]] = deque(maxlen=RECENT)
-        self.episodes, self.seconds = 0, 0.0
+        self.episodes, self.seconds, self.replaced = 0, 0.0, 0
 
     def resume(self) -> None:
         """Go on from the last checkpoint; what was written after it is forgotten."""
@@ -65,6 +65,9 @@ class Training:
             self.visits.counts[:] = parts["run"]["visits"].numpy()
             self.recent.extend((a, bool(b), int(c)) for a, b, c in parts["run"]["recent"].tolist())
             self.episodes, self.seconds = int(parts["run"]["episodes"]), float(parts["run"]["seconds"])
+            self.replaced = int(parts["run"]["replaced"])
+        except FileError as error:
+            raise FileError(f"{self.folder.path}: {error}") from None
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise FileError(f"{self.folder.path}: its checkpoint is not of this run ({type(error).__name__})") from None
         self.folder.cut(self.loop.frames)
@@ -77,6 +80,7 @@ class Training:
             "visits": torch.from_numpy(self.visits.counts),
             "recent": torch.tensor(list(self.recent), dtype=torch.float64).reshape(-1, 3),
             "episodes": torch.tensor(self.episodes),
+            "replaced": torch.tensor(self._replaced()),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
         parts = {"replay": self.learner.replay.tensors(), "learner": self.learner.tensors(), "run": own}
@@ -127,8 +131,11 @@ class Training:
         row |= {"return": means[0], "reached": means[1], "length": means[2], "frames_per_second": speed}
         row |= {"scale": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
         row = {name: float(f"{value:.6g}") for name, value in row.items()}
-        replaced = getattr(self.environments, "replaced", 0)
-        return row | {"frames": frames, "episodes": self.episodes, "replaced": replaced}
+        return row | {"frames": frames, "episodes": self.episodes, "replaced": self._replaced()}
+
+    def _replaced(self) -> int:
+        """Workers, in this process and in those before it."""
+        return self.replaced + getattr(self.environments, "replaced", 0)
 
 
 def train(

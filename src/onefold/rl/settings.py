@@ -1,7 +1,7 @@
 """A run's settings, and how they come back from a file."""
 
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from onefold.errors import InputError
 from onefold.inputs import check_seed
@@ -68,6 +68,8 @@ def _value(hint: Any, value: Any) -> Any:
         if not all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             raise InputError("settings have lists of whole numbers only")
         return tuple(value)
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise InputError(f"a setting is {value!r}, which is none of {', '.join(get_args(hint))}")
     expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, (str, int, float))
     if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
         raise InputError(f"a setting is {value!r}, which cannot be")

@@ -110,12 +110,18 @@ def preferences(
         assert said.logits is not None
         deviations = said.values.std(0, correction=0)
         return -regret_over_information(said.values.mean(0), deviations, spread(said.logits[0], agent.support), weight)
-    if said.values is None:
-        assert said.logits is not None
-        return _means(agent, said.logits, weight)
     if agent.choice == "member":
+        assert said.values is not None
         return said.values[member, torch.arange(len(member), device=member.device)]
-    return said.values.mean(0)
+    return worth(agent, said, weight)
+
+
+def worth(agent: Agent, said: Said, weight: float | Tensor) -> Float[Tensor, "n actions"]:
+    """What each action is worth: the mean over members or, without any, of distributions."""
+    if said.values is not None:
+        return said.values.mean(0)
+    assert said.logits is not None
+    return _means(agent, said.logits, weight)
 
 
 def _means(

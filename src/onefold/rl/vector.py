@@ -179,6 +179,7 @@ class Workers(Together):
         self._ready = select.poll()
         self._ready.register(self._bell, select.POLLIN)
         self._staff: list[Worker] = []
+        self._numbers: dict[int, int] = {}  # of workers, by what tells of their end
         self._finish = multiprocessing.util.Finalize(self, _close, (self._staff, self._bell), exitpriority=10)
         try:
             self._start()
@@ -196,6 +197,7 @@ class Workers(Together):
     def _hire(self, task: Task) -> Worker:
         worker = Worker(task, self._bell)
         self._ready.register(worker, select.POLLIN)
+        self._numbers[worker.fileno()] = task.number
         return worker
 
     def _ask(self) -> None:
@@ -223,7 +225,7 @@ class Workers(Together):
                 if number == self._bell.fileno():
                     rung |= self._bell.rung()
                 else:
-                    i = next(i for i, worker in enumerate(self._staff) if i not in lost and worker.fileno() == number)
+                    i = self._numbers[number]
                     self._ready.unregister(number)
                     lost[i] = self._staff[i].last_words()
                     left.discard(i)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,8 +24,10 @@ from onefold import store
 from onefold.cli import main
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.methods.prior import generators
-from onefold.rl.agents import Learning
-from onefold.rl.folder import CHECKPOINT, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.report.runs_read import collect
+from onefold.rl import command
+from onefold.rl.agents import Agent, Learning, Ramp
+from onefold.rl.folder import CHECKPOINT, EPISODES, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.grid import trials
 from onefold.rl.light import packed
 from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
@@ -315,7 +318,7 @@ def copied(done: Path, to: Path) -> Path:
 def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases: list[tuple[list[str], str]] = [
         (["rl", "train", "-o", str(done)], "is not empty and holds a run: go on with it by `onefold rl resume`"),
-        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-2"], "a chain has 3 to 100 states on a side"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-2"], "chain-N has an N of 3 to 100, not 2"),
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "Doom-v9"],
             "there is no environment 'Doom-v9'; known are",
@@ -436,6 +439,63 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds a run with other settings: name another folder with -o" in capsys.readouterr().err
 
 
+def test_who_runs_many_is_told_how_far_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "PAUSE", 0.05)
+    options = ["--agents", "dqn", "--envs", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path)]
+    assert main(["rl", "grid", "--seeds", "0", *options]) == 0
+    assert re.search(r"[\d,]+ of 600 frames in 1 runs, [\d,]+/s, [\d.]+ h left", capsys.readouterr().err)
+    assert main(["rl", "grid", "--seeds", "0", *options]) == 0
+    assert "dqn/chain-8/seed0: done before: 600 frames" in capsys.readouterr().err
+    run = tmp_path / "dqn" / "chain-8" / "seed0"
+    assert main(["rl", "resume", str(run)]) == 0
+    assert "has been trained to its end before" in capsys.readouterr().out
+    assert main(["rl", "eval", str(run), "--episodes", "10"]) == 0
+    said = capsys.readouterr()
+    assert re.match(r"10 episodes: return [\d.]+, goal reached in \d+%, \d+ steps on average", said.out)
+    assert said.err.splitlines()[-1] == "9 of 10 episodes"
+    for wrong, message in (("--seeds", "at least one agent, one world and one seed"), ("--workers=0", "--workers")):
+        assert main(["rl", "grid", wrong, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_world_without_a_known_goal_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CartPole pays 1 for every step."""
+    until(train(run_of("dqn", "CartPole-v1", 600, 0), str(tmp_path / "run"), device="cpu"))
+    rows = Folder(tmp_path / "run").rows(PROGRESS)
+    assert float(rows[-1]["return"]) > 1
+    assert rows[-1]["reached"] == "nan"
+    assert {row["reached"] for row in Folder(tmp_path / "run").rows(EPISODES)} == {"0"}
+    assert main(["rl", "eval", str(tmp_path / "run"), "--episodes", "2"]) == 0
+    assert "goal" not in capsys.readouterr().out
+    figures = collect(tmp_path).records[0]
+    assert (figures.final("reached"), figures.first_goal) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"choice": "members"}, {"bonus": "CSD"}, {"lr": float("inf")}, {"bonus_lr": float("nan")},
+        {"prior": float("nan")}, {"high": 1e300},
+    ],
+)  # fmt: skip
+def test_an_agent_that_cannot_be_is_refused_as_it_is_made(wrong: dict[str, Any]) -> None:
+    agent = Agent()
+    for name, value in wrong.items():
+        object.__setattr__(agent, name, value)  # the tests' type checker would be first
+    with pytest.raises(InputError, match=r"not '?(members|CSD|nan|inf|0\.00025 and nan|from -10)"):
+        agent.__post_init__()
+
+
+@pytest.mark.parametrize("wrong", [{"first": float("nan")}, {"last": float("inf")}, {"frames": -1.0}])
+def test_a_ramp_is_finite(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="a ramp has finite ends and frames"):
+        Ramp(**{"first": 1.0, "last": 0.0, "frames": 10.0, **wrong})
+    with pytest.raises(InputError, match="epsilon and importance lie between 0 and 1"):
+        Learning(epsilon=Ramp(first=3.0, last=0.0, frames=10.0))
+
+
 def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {agent: len(trials(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
     assert sizes == {"dqn": 6, "bdqn": 18, "ids": 18, "rnd": 216, "csd": 216}
@@ -445,6 +505,8 @@ def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for job in trials("csd", "my-way-home-sparse", 1000, 0, tmp_path):  # returns of bonuses grow with the weight
         assert job.run.agent.high / max(0.02, job.run.agent.weight.first) == pytest.approx(100)
     assert {job.run.agent.high for job in trials("rnd", "my-way-home-sparse", 1000, 0, tmp_path)} == {10.0}
+    small = [job.run.agent.weight for job in trials("csd", "chain-8", 1000, 0, tmp_path)]
+    assert all(weight.last <= weight.first for weight in small)
     options = ["--env", "chain-8", "--frames", "600", "--trials", "2", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "search", "dqn", *options]) == 0
     found = capsys.readouterr().out.splitlines()

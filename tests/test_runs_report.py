@@ -452,8 +452,8 @@ def test_there_may_be_no_places_and_no_map(tmp_path: Path, monkeypatch: pytest.M
     known = places(mixed)
     assert known is not None
     assert [strip for strip, _ in map_plates(mixed, known, "x").rows] == [
-        "DQN (frames 1,000), unfinished",
-        "DQN (frames 2,000), unfinished",
+        "unfinished: DQN (frames 1,000)",
+        "unfinished: DQN (frames 2,000)",
     ]
 
 

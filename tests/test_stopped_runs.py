@@ -134,7 +134,7 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, tmp_path: Path) -
     while not (out / PROGRESS).exists() or len(Folder(out).rows(PROGRESS)) <= before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM if command == "resume" else signal.SIGINT)  # answered alike
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")

@@ -1,6 +1,7 @@
 """The command line: dataclass arguments, one function each, one readable line on bad input."""
 
 import errno
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments or ["--help"],
     )
     try:
-        with _plain_warnings():
+        with _plain_warnings(), _terminated_as_interrupted():
             return command() or 0
     except OnefoldError as error:
         return _fail(str(error), 2)
@@ -268,6 +269,20 @@ def _stopped(command: Any) -> str:
     if not isinstance(command, Fit) or not (part := Path(f"{command.out}.part")).exists():
         return "stopped"
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # a thread does not hear of it
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

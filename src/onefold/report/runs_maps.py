@@ -156,7 +156,7 @@ def _strip(row: Row, found: Places, times: int) -> Strip:
     counts = np.mean([run.visits for run in runs], axis=0).reshape(times, SLICES // times, *found.floor.shape).sum(1)
     named = EngFormatter(sep="")
     ends = [named(frames * i / times) for i in range(times + 1)]
-    title = row.title if row.whole else f"{row.title}, unfinished"
+    title = row.title if row.whole else f"unfinished: {row.title}"
     return Strip(title, counts[:, found.rows][:, :, found.columns], [f"{a}–{b}" for a, b in pairwise(ends)])
 
 

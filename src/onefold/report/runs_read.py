@@ -27,6 +27,7 @@ from onefold.rl.folder import (
 )
 from onefold.rl.settings import Run
 from onefold.rl.visits import CELLS, SLICES
+from onefold.rl.worlds import has_goal
 
 Columns: TypeAlias = dict[str, Float64[np.ndarray, " _"]]
 
@@ -62,7 +63,8 @@ class Record:
 
         `figure` is reward or reached.
         """
-        if not self.whole or not len(self.episodes["frames"]):
+        unknown = figure == "reached" and not has_goal(self.run.environment)
+        if unknown or not self.whole or not len(self.episodes["frames"]):
             return None
         found = late(self.episodes["frames"], self.episodes["environment"], self.run.frames)
         return float(self.episodes[figure][found].mean())

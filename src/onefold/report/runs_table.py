@@ -209,7 +209,7 @@ def _said(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _place(name: str, known: Any) -> int:

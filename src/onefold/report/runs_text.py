@@ -154,7 +154,7 @@ def _of_origins(table: Table) -> Iterator[str]:
 def _of_all_worlds(table: Table) -> Iterator[str]:
     left = [title for title in titles(table.worlds) if title not in (*table.shared, *table.mixed)]
     if len(table.worlds) > 1 and left:
-        yield f"Not in the table over all worlds, for want of whole runs in each: {visible(', '.join(left))}."
+        yield f"Not in the table of final success, for want of whole runs in each world: {visible(', '.join(left))}."
     if table.mixed:
         yield f"In no figure over all worlds, as settings differ between them: {visible(', '.join(table.mixed))}."
 

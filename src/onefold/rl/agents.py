@@ -1,12 +1,14 @@
 """What an agent is: which returns it learns, how it chooses, and what it is curious about. Five are the paper's."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from onefold.errors import InputError
 from onefold.rl.replay import Memory
 from onefold.rl.returns import Support
 
+LARGEST = 1e6  # return that a support may hold
 Choice: TypeAlias = Literal["greedy", "member", "information"]
 Curiosity: TypeAlias = Literal["none", "rnd", "csd"]
 
@@ -18,6 +20,10 @@ class Ramp:
     first: float
     last: float
     frames: float
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.first, self.last, self.frames))) or self.frames < 0:
+            raise InputError(f"a ramp has finite ends and frames, not {self.first}, {self.last} and {self.frames}")
 
     def at(self, frames: Any) -> Any:
         """At this number of frames, which may be a tensor."""
@@ -58,6 +64,7 @@ class Agent:
     bonus_lr: float = 2.5e-4
 
     def __post_init__(self) -> None:
+        self._check_values()
         if self.members < 0 or self.atoms < 0 or self.members + self.atoms == 0 or self.atoms == 1:
             raise InputError("an agent needs members, or at least two atoms")
         if self.choice == "member" and self.members < 2:
@@ -68,7 +75,16 @@ class Agent:
             raise InputError("a bonus whose returns are apart needs atoms, no members, and a weight above 0")
         if self.untried and (self.apart or self.bonus != "csd" or self.members or self.choice != "greedy"):
             raise InputError("untried actions need CSD's bonus, not apart, no members, and choice 'greedy'")
-        if not self.low < self.high:
+
+    def _check_values(self) -> None:
+        for name, value, known in (("choice", self.choice, Choice), ("bonus", self.bonus, Curiosity)):
+            if value not in get_args(known):
+                raise InputError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
+        if not all(0 < rate < math.inf for rate in (self.lr, self.bonus_lr)):
+            raise InputError(f"learning rates must be positive, not {self.lr} and {self.bonus_lr}")
+        if not 0 <= self.prior < math.inf:
+            raise InputError(f"the scale of priors is at least 0, not {self.prior}")
+        if not -LARGEST <= self.low < self.high <= LARGEST:
             raise InputError(f"the support goes from low to high, not from {self.low} to {self.high}")
 
     @property
@@ -117,5 +133,8 @@ class Learning:
     def __post_init__(self) -> None:
         if min(self.batch, self.target_every, self.hidden, *self.channels) < 1 or self.start < 0:
             raise InputError("batch, target_every, hidden and channels are at least 1, and start is not below 0")
-        if not (0 < self.clip < float("inf") and 0 < self.adam_eps < 1):
+        for ramp in (self.epsilon, self.importance):
+            if not (0 <= ramp.first <= 1 and 0 <= ramp.last <= 1):
+                raise InputError(f"epsilon and importance lie between 0 and 1, not at {ramp.first} and {ramp.last}")
+        if not (0 < self.clip < math.inf and 0 < self.adam_eps < 1):
             raise InputError(f"clip must be above 0, and adam_eps between 0 and 1; not {self.clip} and {self.adam_eps}")

@@ -119,11 +119,15 @@ class Folder:
         """A checkpoint, in place of the one before."""
         store.save(self.path / CHECKPOINT, KIND, tensors, {"run": plain(run)})
 
+    def check_kept(self) -> None:
+        """Refuse a folder without a checkpoint."""
+        if not (self.path / CHECKPOINT).is_file():
+            raise InputError(f"{self.path}: there is no checkpoint in it to go on from")
+
     def kept(self) -> dict[str, Tensor]:
         """The last checkpoint, which must be of this run."""
+        self.check_kept()
         path = self.path / CHECKPOINT
-        if not path.is_file():
-            raise InputError(f"{self.path}: there is no checkpoint in it to go on from")
         tensors, header = store.load(path, KIND)
         if from_plain(Run, header.get("run")) != self.run():
             raise FileError(f"{path}: belongs to a run with other settings than {SETTINGS}")

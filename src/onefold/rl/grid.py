@@ -42,12 +42,15 @@ class Ended(NamedTuple):
     name: str
     row: dict[str, Any] | None
     reason: str = ""
+    before: bool = False
 
 
 def jobs(
     agents: Sequence[str], worlds: Sequence[str], seeds: Sequence[int], frames: int, out: Path, **how: Any
 ) -> list[Job]:
     """One run for each agent, world and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0."""
+    if not (agents and worlds and seeds):
+        raise InputError("needs at least one agent, one world and one seed")
     runs = [run_of(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
     return [Job(run=run, out=out / str(run), **how) for run in dict.fromkeys(runs)]
 
@@ -75,7 +78,7 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
     waiting = []
     for job in jobs:
         if (row := _last(job)) is not None:
-            yield Ended(_name(job), row)
+            yield Ended(_name(job), row, before=True)
         else:
             waiting.append(job)
     for ended in engine(how)(work, waiting, workers):
@@ -118,7 +121,7 @@ def _changed(agent: Agent, point: dict[str, float]) -> Agent:
     point = dict(point)
     first = point.pop("weight", agent.weight.first)
     wider = max(1.0, first / agent.weight.first) if agent.apart else 1.0
-    weight = replace(agent.weight, first=first)
+    weight = replace(agent.weight, first=first, last=min(first, agent.weight.last))  # it never rises
     return replace(agent, weight=weight, low=wider * agent.low, high=wider * agent.high, **point)
 
 

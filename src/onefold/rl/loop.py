@@ -38,8 +38,8 @@ class Loop:
     A GPU is asked for the update before the host waits for the actions, so that it never waits for the host.
     """
 
-    def __init__(self, learner: Learner, environments: Environments, frames: int) -> None:
-        self.learner, self.environments, self.total = learner, environments, frames
+    def __init__(self, learner: Learner, environments: Environments, frames: int, goal: float = GOAL) -> None:
+        self.learner, self.environments, self.total, self.goal = learner, environments, frames, goal
         self.frames = 0
         self.actions: NDArray[np.int64] = np.zeros(environments.count, np.int64)
         """What was done last."""
@@ -97,7 +97,7 @@ class Loop:
                 continue
             self.done[e].append(int(self.actions[e]))
             self.rewards[e] += steps.rewards[e]
-            self.reached[e] |= steps.rewards[e] >= GOAL
+            self.reached[e] |= steps.rewards[e] >= self.goal
             if steps.terminated[e] or steps.truncated[e]:
                 ended.append(Episode(self.frames, e, len(self.done[e]), float(self.rewards[e]), bool(self.reached[e])))
         self.learner.observe(steps)

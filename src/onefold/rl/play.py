@@ -19,7 +19,7 @@ from onefold.rl.loop import GOAL
 from onefold.rl.rows import form
 from onefold.rl.settings import Run, from_plain
 from onefold.rl.values import Values, preferences
-from onefold.rl.worlds import DOOM, world
+from onefold.rl.worlds import DOOM, has_goal, world
 
 
 class View(NamedTuple):
@@ -94,7 +94,7 @@ class Player:
             length, total, best = length + 1, total + float(reward), max(best, float(reward))
             if views:
                 seen.append(_view(env, info))
-        return Played(length, total, best >= GOAL, seen)
+        return Played(length, total, has_goal(self.run.environment) and best >= GOAL, seen)
 
     def _action(self, stack: np.ndarray, member: torch.Tensor) -> int:
         if self.rng.random() < self.epsilon:

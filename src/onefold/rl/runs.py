@@ -1,6 +1,7 @@
 """Training from beginning to end: progress, curves, visited places, checkpoints, and going on after a kill."""
 
 import contextlib
+import math
 import signal
 import time
 from collections import deque
@@ -19,12 +20,12 @@ from onefold.provenance import provenance
 from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
 from onefold.rl.learner import Learner
 from onefold.rl.light import packed
-from onefold.rl.loop import Loop, Moment
+from onefold.rl.loop import GOAL, Loop, Moment
 from onefold.rl.play import one_thread
 from onefold.rl.settings import Run, plain
 from onefold.rl.vector import Environments, Local, Workers
 from onefold.rl.visits import Visits
-from onefold.rl.worlds import world
+from onefold.rl.worlds import has_goal, world
 
 RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
@@ -49,7 +50,7 @@ class Training:
             dtype=torch.from_numpy(np.zeros(0, self.environments.dtype)).dtype, actions=self.environments.actions,
             seed=run.seed, device=device, compiled=device.type == "cuda" and run.frames >= COMPILED_FROM,
         )  # fmt: skip
-        self.loop = Loop(self.learner, self.environments, run.frames)
+        self.loop = Loop(self.learner, self.environments, run.frames, GOAL if has_goal(run.environment) else math.inf)
         self.visits = Visits(run.environment, run.frames)
         self.recent: deque[tuple[float, bool, int]] = deque(maxlen=RECENT)
         self.episodes, self.seconds, self.replaced = 0, 0.0, 0
@@ -128,7 +129,8 @@ class Training:
     def _row(self, frames: int, speed: float) -> dict[str, Any]:
         means = [float(np.mean(part)) for part in zip(*self.recent, strict=True)] or [float("nan")] * 3
         row: dict[str, Any] = dict.fromkeys(PROGRESS_COLUMNS, 0.0)
-        row |= {"return": means[0], "reached": means[1], "length": means[2], "frames_per_second": speed}
+        reached = means[1] if has_goal(self.run.environment) else float("nan")
+        row |= {"return": means[0], "reached": reached, "length": means[2], "frames_per_second": speed}
         row |= {"scale": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
         row = {name: float(f"{value:.6g}") for name, value in row.items()}
         return row | {"frames": frames, "episodes": self.episodes, "replaced": self._replaced()}
@@ -139,11 +141,11 @@ class Training:
 
 
 def train(
-    run: Run, out: Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
+    run: Run, out: str | Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints, a
     quarter of them all if it is not said, and at most a million."""
-    folder, place = Folder(out), pick_device(device)
+    folder, place = Folder(Path(out)), pick_device(device)
     folder.check_new()
     with _training(run, folder, place, workers) as training, folder.alone():
         folder.check_new()
@@ -153,11 +155,13 @@ def train(
 
 
 def resume(
-    out: Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
+    out: str | Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Go on with a run that was stopped or killed, even before it began."""
-    folder, place = Folder(out), pick_device(device)
+    folder, place = Folder(Path(out)), pick_device(device)
     run = folder.run()
+    if not folder.unbegun():
+        folder.check_kept()
     with folder.alone(), _training(run, folder, place, workers) as training:
         if folder.unbegun():
             folder.begin(run, provenance(place))
@@ -180,7 +184,8 @@ def _training(run: Run, folder: Folder, device: torch.device, workers: int | Non
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once."""
+    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once.
+    So is whatever else is answered as Ctrl-C is."""
     came: list[int] = []
 
     def note(sign: int, _: Any) -> None:
@@ -188,15 +193,17 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(sign)
 
+    others = [s for s in (signal.SIGTERM,) if signal.getsignal(s) is signal.default_int_handler]
     try:
-        before = signal.signal(signal.SIGINT, note)
+        before = {sign: signal.signal(sign, note) for sign in (signal.SIGINT, *others)}
     except ValueError:  # a thread does not hear of it
         yield lambda: False
         return
     try:
         yield lambda: bool(came)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for sign, answer in before.items():
+            signal.signal(sign, answer)
 
 
 @contextlib.contextmanager

@@ -65,7 +65,9 @@ def _value(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
         return from_plain(hint, value)
     if isinstance(value, list):
-        if not all(isinstance(part, int) and not isinstance(part, bool) for part in value):
+        if get_origin(hint) is not tuple or not all(
+            isinstance(part, int) and not isinstance(part, bool) for part in value
+        ):
             raise InputError("settings have lists of whole numbers only")
         return tuple(value)
     if get_origin(hint) is Literal and value not in get_args(hint):

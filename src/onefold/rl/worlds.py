@@ -13,6 +13,7 @@ from onefold.rl.rows import Make
 
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
 KNOWN = (*DOOM, "chain-N", "deep-sea-N")
+SMALL = re.compile(r"(chain|deep-sea)-(\d+)")
 FADING = 0.66  # of a run: the paper's bonus falls for 3.3 of its 5 million frames
 
 
@@ -39,16 +40,21 @@ def world(name: str, frames: int) -> World:
         importance=Ramp(first=0.45, last=1.0, frames=frames),
         hidden=64,
     )
-    if found := re.fullmatch(r"(chain|deep-sea)-(\d{1,3})", name):
-        size = int(found[2])
+    if found := SMALL.fullmatch(name):
+        size = int(found[2][:9])
         if found[1] == "deep-sea":  # a step off the only way to the treasure must not count for the steps before it
             small = replace(small, memory=replace(small.memory, n_step=1), target_every=80)
         if not 3 <= size <= 100:
-            raise InputError(f"a {found[1]} has 3 to 100 states on a side, not {size}")
+            raise InputError(f"{found[1]}-N has an N of 3 to 100, not {size}")
         return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
     if name not in gymnasium.registry:
         raise InputError(f"there is no environment {name!r}; known are {', '.join(KNOWN)}, and those of Gymnasium")
     return World(functools.partial(_gymnasium, name=name), 4, False, small)
+
+
+def has_goal(name: str) -> bool:
+    """Whether a large reward means that a goal was reached there; of other worlds that is not known."""
+    return name in DOOM or SMALL.fullmatch(name) is not None
 
 
 def suited(agent: Agent, name: str, frames: int) -> Agent:

@@ -89,6 +89,7 @@ RUNS = {
     "ablation": {"settings", "data"},
     "bonuses": {"task", "bonus", "beta", "rate", "seed", "steps"},
     "agents": {"run"},
+    "agents_next": {"run"},
 }  # what each file says
 
 

@@ -25,7 +25,7 @@ from onefold.cli import main
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.methods.prior import generators
 from onefold.report.runs_read import collect
-from onefold.rl import command
+from onefold.rl import told
 from onefold.rl.agents import Agent, Learning, Ramp
 from onefold.rl.folder import CHECKPOINT, EPISODES, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.grid import trials
@@ -442,10 +442,10 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_who_runs_many_is_told_how_far_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "PAUSE", 0.05)
+    monkeypatch.setattr(told, "PAUSE", 0.05)
     options = ["--agents", "dqn", "--envs", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "grid", "--seeds", "0", *options]) == 0
-    assert re.search(r"[\d,]+ of 600 frames in 1 runs, [\d,]+/s, [\d.]+ h left", capsys.readouterr().err)
+    assert re.search(r"all runs: [\d,]+ of 600 frames, [\d,]+/s, [\d.]+ h left", capsys.readouterr().err)
     assert main(["rl", "grid", "--seeds", "0", *options]) == 0
     assert "dqn/chain-8/seed0: done before: 600 frames" in capsys.readouterr().err
     run = tmp_path / "dqn" / "chain-8" / "seed0"

@@ -234,7 +234,7 @@ def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
     assert set(table.shared) == {"CSD", "DQN"}
     every = np.concatenate([world.rows[-1].finals(SUCCESS) for world in table.worlds])
     assert table.shared["CSD"].iqm == pytest.approx(stats.trim_mean(every, 0.25))
-    assert any("for want of whole runs in each: RND" in line for line in remarks(found, table))
+    assert any("for want of whole runs in each world: RND" in line for line in remarks(found, table))
     both = {(duel.first, duel.second): duel.worlds for duel in table.duels}
     assert (both["CSD", "DQN"], both["CSD", "RND"]) == (2, 1)
 

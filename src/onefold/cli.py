@@ -1,7 +1,6 @@
 """The command line: dataclass arguments, one function each, one readable line on bad input."""
 
 import errno
-import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from onefold.data.command import Data
 from onefold.errors import OnefoldError
 from onefold.report.command import Report
 from onefold.rl.command import RL
+from onefold.signals import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from onefold.demo import Outcome
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments or ["--help"],
     )
     try:
-        with _plain_warnings(), _terminated_as_interrupted():
+        with _plain_warnings(), terminated_as_interrupted():
             return command() or 0
     except OnefoldError as error:
         return _fail(str(error), 2)
@@ -269,20 +269,6 @@ def _stopped(command: Any) -> str:
     if not isinstance(command, Fit) or not (part := Path(f"{command.out}.part")).exists():
         return "stopped"
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is."""
-    try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # a thread does not hear of it
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Row:
         return self.records[0].run.frames
 
     def finals(self, figure: str) -> Runs:
-        """Of every whole run in which an episode ended in the last tenth."""
+        """Of every whole run in which an episode has ended."""
         found = [record.final(figure) for record in self.whole]
         return np.array([value for value in found if value is not None], np.float64)
 

@@ -2,21 +2,13 @@
 
 import contextlib
 import json
-import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-if TYPE_CHECKING:
-    from onefold.rl.grid import Ended, Job
-    from onefold.rl.play import Played
-
-PAUSE = 60.0  # seconds between two words on how far many runs are
+from onefold.rl.told import counted, shown, told, under_way
 
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -85,13 +77,15 @@ class Resume:
         return _onward(self.run)
 
     def __call__(self) -> None:
+        from onefold.errors import FileError
         from onefold.rl.folder import Folder
         from onefold.rl.runs import resume
 
         run = Folder(self.run).run()
-        if Folder(self.run).trained() >= run.frames:
-            print(f"{self.run}: has been trained to its end before")
-            return
+        with contextlib.suppress(FileError):  # networks that are damaged will be written anew
+            if Folder(self.run).trained() >= run.frames:
+                print(f"{self.run}: has been trained to its end before")
+                return
         shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
         _trained(self.run, run.environment)
 
@@ -131,8 +125,8 @@ class Grid:
 
         how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
         planned = jobs(self.agents, self.envs, self.seeds, _count(self.frames, "--frames"), self.out, **how)
-        with _under_way(planned):
-            failed = _told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        with under_way(planned):
+            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
         if len(failed) < len(planned):
             print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
         return 1 if failed else 0
@@ -170,8 +164,8 @@ class Search:
 
         frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
         planned = trials(self.agent, self.env, frames, self.seed, self.out, most, device=self.device)
-        with _under_way(planned):
-            failed = _told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        with under_way(planned):
+            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
         found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
         known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
         for name in sorted(known, key=lambda name: -known[name])[:5]:
@@ -201,7 +195,7 @@ class Eval:
         from onefold.rl.worlds import has_goal
 
         count, player = _count(self.episodes, "--episodes"), Player(self.run, self.seed, self.epsilon)
-        played, goal = list(_counted(player.play(count), count)), has_goal(player.run.environment)
+        played, goal = list(counted(player.play(count), count)), has_goal(player.run.environment)
         found = {
             "episodes": len(played),
             "return": float(np.mean([p.reward for p in played])),
@@ -256,100 +250,6 @@ class RL:
 
     def __call__(self) -> int:
         return self.what() or 0
-
-
-def shown(rows: Iterable[dict[str, Any]], total: int, label: str) -> None:
-    """Progress as it comes: a bar where a person watches, else a line every twentieth of the way."""
-    if not sys.stderr.isatty():
-        told = 0
-        for row in rows:
-            if row["frames"] >= total or 20 * row["frames"] // total > told:
-                told = 20 * row["frames"] // total
-                left = max(0.0, total - row["frames"]) / max(1e-9, row["frames_per_second"])
-                print(f"{label}: {_line(row)}, {left / 60:.1f} min left", file=sys.stderr, flush=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.table import Column
-
-    text = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    columns = (BarColumn(16), TaskProgressColumn(), TimeRemainingColumn(compact=True), text)
-    console = Console(stderr=True)
-    console.print(label, style="bold")
-    with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task(label, total=total, line="…")
-        for row in rows:
-            bar.update(task, completed=row["frames"], line=_line(row))
-
-
-def _counted(played: "Iterator[Played]", count: int) -> "Iterator[Played]":
-    """Episodes as they come; who watches is told how many have."""
-    for i, each in enumerate(played, 1):
-        if sys.stderr.isatty():
-            print(
-                f"\r{i:,} of {count:,} episodes" + ("" if i < count else "\r\033[K"),
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif i < count and 10 * i // count > 10 * (i - 1) // count:
-            print(f"{i:,} of {count:,} episodes", file=sys.stderr, flush=True)
-        yield each
-
-
-@contextlib.contextmanager
-def _under_way(jobs: "Sequence[Job]") -> Iterator[None]:
-    """A line every minute on how far runs are together, read from their folders: they may be in other processes."""
-    total, stop = sum(job.run.frames for job in jobs), threading.Event()
-
-    def tell() -> None:
-        begun, started = _made(jobs), time.monotonic()
-        while not stop.wait(PAUSE):
-            made = _made(jobs)
-            speed = (made - begun) / (time.monotonic() - started)
-            left = f", {(total - made) / speed / 3600:.1f} h left" if speed > 0 else ""
-            line = f"{made:,} of {total:,} frames in {len(jobs)} runs, {speed:,.0f}/s{left}"
-            print(line, file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _made(jobs: "Sequence[Job]") -> int:
-    """Frames of these runs so far."""
-    from onefold.errors import FileError
-    from onefold.rl.folder import PROGRESS, Folder
-
-    made = 0
-    for job in jobs:
-        with contextlib.suppress(FileError, OSError, KeyError, ValueError, IndexError):  # not begun, or being written
-            made += int(Folder(job.out).rows(PROGRESS)[-1]["frames"])
-    return made
-
-
-def _told(ended: "Iterable[Ended]") -> set[str]:
-    """A line for each run that ended; the names of those that failed."""
-    failed = set()
-    for name, row, reason, before in ended:
-        if row is None:
-            failed.add(name)
-        said = f"failed: {reason}" if row is None else f"done before: {_line(row)}" if before else _line(row)
-        print(f"{name}: {said}", file=sys.stderr, flush=True)
-    return failed
-
-
-def _line(row: dict[str, Any]) -> str:
-    ended = f", return {row['return']:.3f}" if row["return"] == row["return"] else ""  # not so before one has ended
-    reached = f", goal {row['reached']:.0%}" if row["reached"] == row["reached"] else ""
-    return (
-        f"{int(row['frames']):,} frames, {row['frames_per_second']:,.0f}/s{ended}{reached}, bonus {row['bonus']:.3g}, "
-        f"loss {row['loss']:.3g}"
-    )
 
 
 def _onward(out: Path) -> str:

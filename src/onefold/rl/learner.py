@@ -68,9 +68,8 @@ class Learner:
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
         self.updates = 0
         self._own = [p for p in self.values.parameters() if p.requires_grad]
-        quick: Any = (
-            functools.partial(torch.compile, dynamic=False, options=COMPILED) if compiled else lambda part: part
-        )
+        compiler: Any = functools.partial(torch.compile, dynamic=False, options=COMPILED)
+        quick: Any = compiler if compiled else lambda part: part
         # torch's own fused step has a block for 65,536 weights, 23 in all: compiled, it takes a tenth of the time
         how = {"foreach": True} if compiled else {"fused": True}
         adam = functools.partial(torch.optim.Adam, eps=learning.adam_eps, capturable=on_gpu, **how)
@@ -178,9 +177,7 @@ class Learner:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from `tensors()` of a learner of the same form, on the same kind of device."""
         if tensors["chance"].shape != self.chance.get_state().shape:
-            raise FileError(
-                "a run on a GPU cannot be gone on with on a CPU, nor the other way round: name the --device"
-            )
+            raise FileError("a run on a GPU cannot be gone on with on a CPU, nor the other way round")
         modules = {"values": self.values, "target": self.target, "scale": self.scale, "bonus": self.bonus}
         for prefix, module in modules.items():
             if module is not None:

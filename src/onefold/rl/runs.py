@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from onefold.rl.settings import Run, plain
 from onefold.rl.vector import Environments, Local, Workers
 from onefold.rl.visits import Visits
 from onefold.rl.worlds import has_goal, world
+from onefold.signals import interruptible
 
 RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
@@ -95,7 +95,7 @@ class Training:
         report = max(count, self.run.frames // REPORTS)
         every = every or max(1, min(LONGEST, self.run.frames // 4))
         last, at = self.loop.frames, started
-        with _board(self.folder.path, last) as board, _interruptible() as interrupted:
+        with _board(self.folder.path, last) as board, interruptible() as interrupted:
             for moment in self.loop:
                 self._note(moment)
                 self.seconds = before + time.monotonic() - started
@@ -180,30 +180,6 @@ def _training(run: Run, folder: Folder, device: torch.device, workers: int | Non
             yield training
     finally:
         training.environments.close()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once.
-    So is whatever else is answered as Ctrl-C is."""
-    came: list[int] = []
-
-    def note(sign: int, _: Any) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(sign)
-
-    others = [s for s in (signal.SIGTERM,) if signal.getsignal(s) is signal.default_int_handler]
-    try:
-        before = {sign: signal.signal(sign, note) for sign in (signal.SIGINT, *others)}
-    except ValueError:  # a thread does not hear of it
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(came)
-    finally:
-        for sign, answer in before.items():
-            signal.signal(sign, answer)
 
 
 @contextlib.contextmanager

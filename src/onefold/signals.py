@@ -1,0 +1,44 @@
+"""Ctrl-C, and what is answered as it is."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # a thread does not hear of it
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once.
+    So is whatever else is answered as Ctrl-C is."""
+    came: list[int] = []
+
+    def note(sign: int, _: Any) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(sign)
+
+    others = [s for s in (signal.SIGTERM,) if signal.getsignal(s) is signal.default_int_handler]
+    try:
+        before = {sign: signal.signal(sign, note) for sign in (signal.SIGINT, *others)}
+    except ValueError:  # a thread does not hear of it
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(came)
+    finally:
+        for sign, answer in before.items():
+            signal.signal(sign, answer)

@@ -248,45 +248,27 @@ def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
     assert gone(before[:1])
 
 
-def test_a_worker_that_dies_while_another_is_replaced(
-    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_worker_that_dies_while_others_are_replaced(
+    count: int, hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has answered by then, and its answers go with it: both begin new episodes in the same step."""
-    pool = hired(Counting, 4, SEED, workers=2)
+    """The last one has answered by then, and its answers go with it: all begin new episodes in the same step."""
+    pool = hired(Counting, 2 * count, SEED, workers=count)
     witness, rng, before, hire = Witness(pool), np.random.default_rng(0), staff(pool), pool._hire
 
     def hire_in_bad_times(task: Task) -> Worker:
         if task.start == 0:
-            os.kill(before[1], signal.SIGKILL)
-            assert gone(before[1:])
+            os.kill(before[-1], signal.SIGKILL)
+            assert gone(before[-1:])
         return hire(task)
 
     witness.check(None, pool.reset())
     monkeypatch.setattr(pool, "_hire", hire_in_bad_times)
-    os.kill(before[0], signal.SIGKILL)
-    witness.play(40, rng)
-    assert (pool.replaced, witness.lost) == (2, 4)
-
-
-def test_a_third_worker_dies_while_the_first_of_two_is_replaced(
-    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = hired(Counting, 3, SEED, workers=3)
-    witness, rng, before, hire = Witness(pool), np.random.default_rng(0), staff(pool), pool._hire
-
-    def hire_in_bad_times(task: Task) -> Worker:
-        if task.start == 0:
-            os.kill(before[2], signal.SIGKILL)
-            assert gone(before[2:])
-        return hire(task)
-
-    witness.check(None, pool.reset())
-    monkeypatch.setattr(pool, "_hire", hire_in_bad_times)
-    for pid in before[:2]:
+    for pid in before[:-1]:
         os.kill(pid, signal.SIGKILL)
-    assert gone(before[:2])
+    assert gone(before[:-1])
     witness.play(40, rng)
-    assert (pool.replaced, witness.lost) == (3, 3)
+    assert (pool.replaced, witness.lost) == (count, 2 * count)
 
 
 def test_a_worker_that_hangs_as_it_starts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

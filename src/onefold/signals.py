@@ -31,9 +31,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(sign)
 
-    others = [s for s in (signal.SIGTERM,) if signal.getsignal(s) is signal.default_int_handler]
+    alike = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is signal.default_int_handler]
     try:
-        before = {sign: signal.signal(sign, note) for sign in (signal.SIGINT, *others)}
+        before = {sign: signal.signal(sign, note) for sign in {signal.SIGINT, *alike}}
     except ValueError:  # a thread does not hear of it
         yield lambda: False
         return

@@ -142,8 +142,8 @@ class CSDNovelty(nn.Module):
         gap = gap.clamp(min=0)
         if self.relative:
             return gap
-        variance = features.square().sum(1) * gap
-        return torch.where(self.usual > 0, variance / (features.square().sum(1) + self.usual), variance)
+        length = features.square().sum(1)
+        return gap * torch.where(self.usual > 0, length / (length + self.usual), length)
 
     def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
         if x.ndim == 4:

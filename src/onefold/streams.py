@@ -63,13 +63,13 @@ def replayed(
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """While code is compiled: what is in float32 is so on purpose, and what else the compiler says is of no use."""
+    """While code is compiled: what torch warns of in its own code is its own affair; float32 is on purpose."""
     logger = logging.getLogger(CHATTER)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            warnings.filterwarnings("ignore", module=r"torch\.")
             yield
     finally:
         logger.setLevel(level)

@@ -270,6 +270,18 @@ def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
     assert not any("more frames" in line for line in remarks(found, even))
 
 
+def test_rivals_that_learn_otherwise_are_said(tmp_path: Path) -> None:
+    made(tmp_path / "csd", run_of("csd", "chain-8", 2000, 0), skill=1.0)
+    made(tmp_path / "dqn", run_of("dqn", "chain-8", 1000, 0), skill=1.0)  # whose ramps are shorter, and nothing else
+    found = collect(tmp_path)
+    assert not any("how they learn" in line for line in remarks(found, build(found.records)))
+    run = run_of("rnd", "chain-8", 2000, 0)
+    made(tmp_path / "rnd", replace(run, learning=replace(run.learning, target_every=4000)), skill=1.0)
+    found = collect(tmp_path)
+    said = "Agents also differ in how they learn in chain-8: target every 400 (DQN, CSD) and 4,000 (RND)."
+    assert said in remarks(found, build(found.records))
+
+
 def test_runs_with_different_settings_are_apart(tmp_path: Path) -> None:
     run = run_of("csd", "chain-8", 1000, 0)
     kinds = [

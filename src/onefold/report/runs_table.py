@@ -84,6 +84,19 @@ class World:
     def duels(self) -> list[Duel]:
         return list(_duels([self]))
 
+    @property
+    def unlike(self) -> list[str]:
+        """How agents learn is the same for all (paper, Table "hpsettingsvizdoom"); where it is not: what differs, and
+        whose it is. Ramps follow from how many frames there are."""
+        found: dict[str, dict[Any, list[str]]] = {}
+        for row in self.rows:
+            run = row.records[0].run
+            for key, value in (("environments", run.environments), *_flat(asdict(run.learning))):
+                found.setdefault(key, {}).setdefault(value, []).append(row.title)
+        differing = {key: kinds for key, kinds in found.items() if len(kinds) > 1 and not key.endswith(".frames")}
+        said = {key: [f"{_value(v)} ({', '.join(w)})" for v, w in kinds.items()] for key, kinds in differing.items()}
+        return [f"{_said(key)} {' and '.join(parts)}" for key, parts in said.items()]
+
 
 @dataclass(frozen=True)
 class Table:

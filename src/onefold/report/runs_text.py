@@ -136,6 +136,9 @@ def _of_runs(table: Table) -> Iterator[str]:
             f"Some agents were given more frames than others in {visible(', '.join(uneven))}: final figures are of the "
             "end of each run, and who is better is said of runs of as many frames only."
         )
+    for world in table.worlds:
+        if world.unlike:
+            yield visible(f"Agents also differ in how they learn in {world.name}: {'; '.join(world.unlike)}.")
 
 
 def _of_origins(table: Table) -> Iterator[str]:

@@ -34,7 +34,7 @@ from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
 from onefold.rl.play import Played, Player, View
 from onefold.rl.replay import Memory
 from onefold.rl.runs import Training, resume, train
-from onefold.rl.settings import Run, from_plain, plain, run_of
+from onefold.rl.settings import Run, changed, from_plain, plain, run_of
 from onefold.rl.tasks import read_map
 from onefold.rl.values import Values
 from onefold.rl.vector import Local
@@ -301,6 +301,36 @@ def test_settings_come_back_from_a_file() -> None:
             from_plain(Run, {**good, **change})
 
 
+def test_any_setting_can_be_another(tmp_path: Path) -> None:
+    others = ["learning.target_every=80", "learning.memory.capacity=1e4", "learning.channels=[8, 8]", "agent.lr=1e-3"]
+    run = changed(run_of("rnd", "chain-8", 600, 0), [*others, "agent.apart=true", "agent.weight.first=0.5"])
+    base = run_of("rnd", "chain-8", 600, 0)
+    learning = replace(
+        base.learning, target_every=80, channels=(8, 8), memory=replace(base.learning.memory, capacity=10_000)
+    )
+    agent = replace(base.agent, lr=1e-3, apart=True, weight=replace(base.agent.weight, first=0.5))
+    assert run == replace(base, learning=learning, agent=agent)
+    assert changed(base, ["agent.bonus=none"]).agent.bonus == "none"
+    options = ["--env", "chain-8", "--frames", "600", "--device", "cpu", "--agent", "rnd", "--set", *others]
+    assert main(["rl", "train", "-o", str(tmp_path / "one"), *options]) == 0
+    assert Folder(tmp_path / "one").run() == changed(base, others)
+    options = ["--envs", "chain-8", "--frames", "600", "--device", "cpu", "--agents", "rnd", "--set", *others]
+    assert main(["rl", "grid", "-o", str(tmp_path / "many"), "--seeds", "0", *options]) == 0
+    assert left(tmp_path / "many/rnd/chain-8/seed0") == left(tmp_path / "one")
+    nothing = (
+        "learning.target",
+        "learning.targets=1",
+        "agent.weight=1",
+        "frames=7",
+        "seed=1",
+        "agent=1",
+        "agent.lr.x=1",
+    )
+    for wrong in (*nothing, "agent.lr=much", "agent.lr=-1", "agent.bonus=1", "learning.batch=1.5", "agent.lr=[1]"):
+        with pytest.raises(InputError):
+            changed(base, [wrong])
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
@@ -331,6 +361,7 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--workers", "-3"],
             "--workers: a whole number",
         ),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.rate=1"], "'agent.rate=1' changes no setting"),
         (["rl", "search", "dqn", "-o", str(tmp_path / "a"), "--trials", "-1"], "--trials: a whole number"),
         (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
         (["rl", "resume", str(tmp_path / "none")], "holds no run: there is no settings.json in it"),

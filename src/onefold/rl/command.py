@@ -12,6 +12,7 @@ from onefold.rl.told import counted, shown, told, under_way
 
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Settings = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE …")]
 Device = Literal["auto", "cpu", "cuda"]
 Engine = Literal["serial", "processes", "ray"]
 
@@ -34,6 +35,8 @@ class Train:
     """Of all environments together."""
     seed: int = 0
     """Everything random follows from it."""
+    settings: Settings = ()
+    """Other settings than the agent's own, named as in settings.json: learning.target_every=2000 agent.lr=1e-3."""
     environments: int | None = None
     """At once; 16 for MyWayHome, 4 for small worlds."""
     workers: int | None = None
@@ -50,9 +53,10 @@ class Train:
     def __call__(self) -> None:
         from onefold.errors import warn
         from onefold.rl.runs import train
-        from onefold.rl.settings import run_of
+        from onefold.rl.settings import changed, run_of
 
         run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
+        run = changed(run, self.settings)
         if run.frames <= run.learning.start:
             warn(f"nothing will be learned: that begins after {run.learning.start:,} frames of this world")
         shown(train(run, self.out, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
@@ -107,6 +111,8 @@ class Grid:
     """Which seeds."""
     frames: float = 5e6
     """Of each run."""
+    settings: Settings = ()
+    """Other settings than the agents' own, for all of them: learning.target_every=2000 learning.batch=128."""
     engine: Engine = "serial"
     """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
     workers: int | None = None
@@ -124,7 +130,8 @@ class Grid:
         from onefold.rl.grid import done, jobs
 
         how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
-        planned = jobs(self.agents, self.envs, self.seeds, _count(self.frames, "--frames"), self.out, **how)
+        frames = _count(self.frames, "--frames")
+        planned = jobs(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
         with under_way(planned):
             failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
         if len(failed) < len(planned):

@@ -13,7 +13,7 @@ from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, UNIT, Agent
 from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
 from onefold.rl.runs import resume, train
-from onefold.rl.settings import Run, run_of
+from onefold.rl.settings import Run, changed, run_of
 
 RATES = (1.25e-4, 2.5e-4, 3.75e-4, 5e-4, 6.25e-4, 7.5e-4)
 WEIGHTS = tuple(UNIT * weight for weight in (0.05, 0.1, 0.5, 1.0, 5.0, 10.0))
@@ -46,13 +46,19 @@ class Ended(NamedTuple):
 
 
 def jobs(
-    agents: Sequence[str], worlds: Sequence[str], seeds: Sequence[int], frames: int, out: Path, **how: Any
+    agents: Sequence[str],
+    worlds: Sequence[str],
+    seeds: Sequence[int],
+    frames: int,
+    out: Path,
+    settings: Sequence[str] = (),
+    **how: Any,
 ) -> list[Job]:
     """One run for each agent, world and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0."""
     if not (agents and worlds and seeds):
         raise InputError("needs at least one agent, one world and one seed")
     runs = [run_of(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
-    return [Job(run=run, out=out / str(run), **how) for run in dict.fromkeys(runs)]
+    return [Job(run=changed(run, settings), out=out / str(run), **how) for run in dict.fromkeys(runs)]
 
 
 def trials(agent: str, world: str, frames: int, seed: int, out: Path, most: int | None = None, **how: Any) -> list[Job]:

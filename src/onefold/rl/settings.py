@@ -1,5 +1,7 @@
 """A run's settings, and how they come back from a file."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -45,6 +47,26 @@ def run_of(agent: str, environment: str, frames: int, seed: int, environments: i
         environments=place.environments if environments is None else environments,
         agent=suited(AGENTS[agent], environment, frames), learning=place.learning,
     )  # fmt: skip
+
+
+def changed(run: Run, settings: Sequence[str]) -> Run:
+    """The run with other settings of its agent and of how it learns, each like `learning.target_every=2000`."""
+    content = json.loads(json.dumps(plain(run)))
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        *above, last = name.split(".")
+        part: Any = content
+        for key in above:
+            part = part.get(key) if isinstance(part, dict) else None
+        old = part.get(last) if isinstance(part, dict) else None
+        if not equals or old is None or isinstance(old, dict) or above[:1] not in (["agent"], ["learning"]):
+            raise InputError(f"{setting!r} changes no setting; one that does: learning.target_every=2000")
+        try:
+            new = json.loads(value)
+        except ValueError:
+            new = value  # a word
+        part[last] = int(new) if isinstance(old, int) and isinstance(new, float) and new.is_integer() else new
+    return from_plain(Run, content)
 
 
 def plain(run: Run) -> dict[str, Any]:

@@ -29,8 +29,7 @@ class World(NamedTuple):
 def world(name: str, frames: int) -> World:
     """The world of that name, for a run of so many frames; any other name is one of Gymnasium's."""
     if name in DOOM:
-        # the paper has 8,000, its base a β that rises to 1; in a model a rare goal is learned sooner so (docs/log.md)
-        learning = Learning(target_every=2000, importance=Ramp(first=0.45, last=0.45, frames=frames))
+        learning = Learning(importance=Ramp(first=0.45, last=1.0, frames=frames))
         return World(functools.partial(_doom, variant=DOOM[name]), 16, True, learning)
     small = Learning(
         memory=Memory(capacity=20_000, stack=1, n_step=3, discount=0.99),

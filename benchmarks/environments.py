@@ -1,6 +1,6 @@
 """How many frames a second MyWayHome gives: one environment, Gymnasium's AsyncVectorEnv, and onefold's Workers.
 
-    python benchmarks/environments.py [--out FILE.json] [--count 16] [--rounds 5] [--seconds 2] [--workers N]
+    python benchmarks/environments.py [--out FILE.json] [--count 16 …] [--rounds 5] [--seconds 2] [--workers N]
 
 All run at the same time but work in turns, round after round, so that what else the machine does hits them alike; what
 is stated is the median of the rounds. Actions are random, frames are 42 × 42, and nothing is done with them.
@@ -41,17 +41,11 @@ def rate(step: Callable[[], Any], frames: int, seconds: float) -> float:
     return steps * frames / (time.perf_counter() - started)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--count", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--workers", type=int)
-    options = parser.parse_args()
-    rng, count = np.random.default_rng(0), options.count
+def rates(count: int, workers: int | None, rounds: int, seconds: float) -> dict[str, Any]:
+    """Of so many environments at once: what each way gives, and the ratio of the last two."""
+    rng = np.random.default_rng(0)
     one, theirs = make(), gymnasium.vector.AsyncVectorEnv([make] * count, context="spawn")
-    ours = Workers(make, count, 0, workers=options.workers)
+    ours = Workers(make, count, 0, workers=workers)
     one.reset(seed=0)
     theirs.reset(seed=0)
     ours.reset()
@@ -69,26 +63,41 @@ def main() -> None:
         "AsyncVectorEnv": (lambda: theirs.step(rng.integers(3, size=count)), count),
         "Workers": (step_ours, count),
     }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(options.rounds):
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
         for name, (step, frames) in sides.items():
-            rates[name].append(rate(step, frames, options.seconds))
+            found[name].append(rate(step, frames, seconds))
     for each in (one, theirs, ours):
         each.close()
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    for name, median in medians.items():
-        print(f"{name:16} {median:8,.0f} frames/s   ({', '.join(f'{found:,.0f}' for found in rates[name])})")
-    ratio = medians["Workers"] / medians["AsyncVectorEnv"]
-    print(f"Workers / AsyncVectorEnv: {ratio:.2f}")
-    settings = {
+    medians = {name: statistics.median(some) for name, some in found.items()}
+    return {
         "environments": count,
         "workers": ours.workers,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
+        "frames_per_second": medians,
+        "all_rounds": found,
+        "workers_over_async": medians["Workers"] / medians["AsyncVectorEnv"],
     }
-    result = {**provenance(torch.device("cpu")), **settings, "frames_per_second": medians, "all_rounds": rates}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--count", type=int, nargs="+", default=[16])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--workers", type=int)
+    options = parser.parse_args()
+    rows = []
+    for count in options.count:
+        row = rates(count, options.workers, options.rounds, options.seconds)
+        for name, median in row["frames_per_second"].items():
+            every = ", ".join(f"{found:,.0f}" for found in row["all_rounds"][name])
+            print(f"{name:16} {median:8,.0f} frames/s   ({every})")
+        print(f"{count} environments, Workers / AsyncVectorEnv: {row['workers_over_async']:.2f}", flush=True)
+        rows.append(row)
     if options.out is not None:
-        write_json(options.out, {**result, "workers_over_async": ratio})
+        about = {"rounds": options.rounds, "seconds": options.seconds, "rows": rows}
+        write_json(options.out, {**provenance(torch.device("cpu")), **about})
 
 
 if __name__ == "__main__":

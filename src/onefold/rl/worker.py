@@ -23,6 +23,8 @@ CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, 
 GO, STOP = b"g", b"s"
 PARTING = 10  # seconds in which environments have to be closed
 AWAKE = 3e-4  # seconds in which the other side answers, unless it has something else to do
+TAKEN = 5e-4  # seconds for which a core is lent only to someone who would not give it back soon
+NAPS = 1000  # times that one sleeps at once after that
 
 
 class Task(NamedTuple):
@@ -40,18 +42,30 @@ class Task(NamedTuple):
     ever woken from afar or finds its caches cold. That gave 1.7 times the frames."""
 
 
-def listen(to: Any, seconds: float | None = None) -> list[tuple[int, int]]:
-    """What can be read, by a `select.poll`, once there is something or this time is over.
+class Ear:
+    """Waits for what can be read, by a `select.poll`.
 
     Who sleeps takes as long to be woken, from another core, as a game takes for a step. So both sides stay awake for a
-    moment before they sleep, and leave the core to whoever else wants it meanwhile.
+    moment before they sleep, and lend the core to whoever wants it meanwhile; but not where others compute for long,
+    from whom only a sleeper gets it back at once.
     """
-    asleep = time.perf_counter() + AWAKE
-    while time.perf_counter() < asleep:
-        if ready := to.poll(0):
-            return ready
-        os.sched_yield()
-    return to.poll(None if seconds is None else 1000 * seconds)
+
+    def __init__(self, poll: Any) -> None:
+        self._poll, self._naps = poll, 0
+
+    def listen(self, seconds: float | None = None) -> list[tuple[int, int]]:
+        """What `poll` says, once there is something or this time is over."""
+        now = time.perf_counter()
+        until = now + AWAKE if self._naps == 0 else now
+        self._naps = max(0, self._naps - 1)
+        while now < until:
+            if ready := self._poll.poll(0):
+                return ready
+            os.sched_yield()
+            before, now = now, time.perf_counter()
+            if now - before > TAKEN:
+                self._naps = NAPS
+        return self._poll.poll(None if seconds is None else 1000 * seconds)
 
 
 class Bell:
@@ -84,6 +98,7 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
             os.sched_setaffinity(0, {task.core})
     ready = select.poll()
     ready.register(commands, select.POLLIN)
+    ear = Ear(ready)
     rows = np.frombuffer(task.memory, row(task.form))[task.start : task.stop]
     with contextlib.ExitStack() as stack:
         try:
@@ -96,7 +111,7 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
                 group.answer()
                 rows["answered"] = step
                 Bell.ring(rope, task.number)
-                listen(ready)
+                ear.listen()
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone

@@ -293,7 +293,8 @@ def test_settings_come_back_from_a_file() -> None:
     good = json.loads(json.dumps(plain(run_of("csd", "chain-8", 1000, 0))))
     for change in (
         {"frames": "many"}, {"agent": {"members": True}}, {"learning": []}, {"more": 1}, {"seed": None},
-        {"learning": {**good["learning"], "channels": ["a"]}}, {"agent": {**good["agent"], "bonus": "cds"}},
+        {"learning": {**good["learning"], "channels": ["a"]}}, {"learning": {**good["learning"], "channels": 8}},
+        {"agent": {**good["agent"], "bonus": "cds"}},
         {"agent": {**good["agent"], "choice": 7}}, {"learning": {**good["learning"], "batch": -3}},
         {"learning": {**good["learning"], "adam_eps": 0.0}},
     ):  # fmt: skip
@@ -362,6 +363,7 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
             "--workers: a whole number",
         ),
         (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.rate=1"], "'agent.rate=1' changes no setting"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.lr=low"], "the setting lr cannot be 'low'"),
         (["rl", "search", "dqn", "-o", str(tmp_path / "a"), "--trials", "-1"], "--trials: a whole number"),
         (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
         (["rl", "resume", str(tmp_path / "none")], "holds no run: there is no settings.json in it"),

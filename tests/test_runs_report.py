@@ -316,7 +316,7 @@ DAMAGES = {
     "no JSON": lambda path: (path / "settings.json").write_text("{"),
     "settings.json: is damaged: no JSON": lambda path: (path / "settings.json").write_text("[" * 100_000),
     "was written in format 9": cut("settings.json", '"format": 1', '"format": 9'),
-    "is damaged (a setting is 'many', which cannot be)": cut("settings.json", '"frames": 1000', '"frames": "many"'),
+    "is damaged (the setting frames cannot be 'many')": cut("settings.json", '"frames": 1000', '"frames": "many"'),
     "has a name of more than 200 letters": cut("settings.json", '"name": "csd"', f'"name": "{"x" * 300}"'),
     "progress.csv: is missing": lambda path: (path / "progress.csv").unlink(),
     "it lacks the column seconds": cut("progress.csv", "seconds", "hours"),

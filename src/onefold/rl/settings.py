@@ -80,21 +80,22 @@ def from_plain(kind: type[T], content: Any) -> T:
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # pyright: ignore[reportArgumentType]
     if not isinstance(content, dict) or not needed <= set(content) <= set(hints):
         raise InputError(f"these are no settings of a {kind.__name__.lower()}")
-    return kind(**{name: _value(hints[name], value) for name, value in content.items()})
+    return kind(**{name: _value(name, hints[name], value) for name, value in content.items()})
 
 
-def _value(hint: Any, value: Any) -> Any:
+def _value(name: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
         return from_plain(hint, value)
-    if isinstance(value, list):
-        if get_origin(hint) is not tuple or not all(
-            isinstance(part, int) and not isinstance(part, bool) for part in value
-        ):
-            raise InputError("settings have lists of whole numbers only")
+    wrong = InputError(f"the setting {name} cannot be {value!r}")
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list) or any(type(part) is not int for part in value):
+            raise wrong
         return tuple(value)
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        raise InputError(f"a setting is {value!r}, which is none of {', '.join(get_args(hint))}")
-    expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, (str, int, float))
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise InputError(f"the setting {name} is one of {', '.join(get_args(hint))}, not {value!r}")
+        return value
+    expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, ())
     if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
-        raise InputError(f"a setting is {value!r}, which cannot be")
+        raise wrong
     return float(value) if hint is float else value

@@ -86,12 +86,15 @@ def test_who_waits_stays_awake_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_who_waits_sleeps_at_once_where_others_keep_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     silence = Silence(monkeypatch, 1.1 * TAKEN)
-    ear = Ear(silence)
-    for times in (1, 2):  # once in a while it is tried again
-        for _ in range(NAPS + 1):
+    ear, rests = Ear(silence), [2, 4, 8, 16, 32, 64, 128, 256, 512, NAPS, NAPS]  # it is tried again ever more rarely
+    for times, rest in enumerate(rests, 1):
+        for _ in range(1 + rest):
             ear.listen()
         assert silence.asked == times
-    assert len(silence.slept) == 2 * (NAPS + 1)
+    silence.lent = AWAKE / 10  # nobody wants it any more
+    for _ in range(3):
+        ear.listen()
+    assert silence.asked >= len(rests) + 3 * 10
 
 
 class Witness:

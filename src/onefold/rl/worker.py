@@ -24,7 +24,7 @@ GO, STOP = b"g", b"s"
 PARTING = 10  # seconds in which environments have to be closed
 AWAKE = 3e-4  # seconds in which the other side answers, unless it has something else to do
 TAKEN = 5e-4  # seconds for which a core is lent only to someone who would not give it back soon
-NAPS = 1000  # times that one sleeps at once after that
+NAPS = 1024  # times that one sleeps at once, at most, before one stays awake again
 
 
 class Task(NamedTuple):
@@ -51,7 +51,7 @@ class Ear:
     """
 
     def __init__(self, poll: Any) -> None:
-        self._poll, self._naps = poll, 0
+        self._poll, self._naps, self._tired = poll, 0, 1
 
     def listen(self, seconds: float | None = None) -> list[tuple[int, int]]:
         """What `poll` says, once there is something or this time is over."""
@@ -60,11 +60,12 @@ class Ear:
         self._naps = max(0, self._naps - 1)
         while now < until:
             if ready := self._poll.poll(0):
+                self._tired = max(1, self._tired - 1)
                 return ready
             os.sched_yield()
             before, now = now, time.perf_counter()
-            if now - before > TAKEN:
-                self._naps = NAPS
+            if now - before > TAKEN:  # the more often, the longer it is not tried again
+                self._naps = self._tired = min(NAPS, 2 * self._tired)
         return self._poll.poll(None if seconds is None else 1000 * seconds)
 
 

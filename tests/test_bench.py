@@ -1,5 +1,6 @@
 """The benchmark: its grid, its units, its results folder, its engines, and runs that are killed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -416,32 +417,32 @@ def serial_squares(jobs: list[Any]) -> list[Any]:
 # --- killed and resumed -----------------------------------------------------------------------------------------------
 
 
-def stopped_after(arguments: list[str], seconds: float) -> int | None:
-    """Start a run and kill it; its exit status if it was done before."""
+def killed_after(arguments: list[str], out: Path, units: int, seconds: float) -> int | None:
+    """Start a run into this folder and kill it so long after it has so many results; its exit status if it ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "onefold.cli", *arguments], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return None
+        [sys.executable, "-m", "onefold.cli", *arguments, "-o", str(out)],
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while process.poll() is None:
+        if out.exists() and len(Results(out).every()[0]) >= units:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(seconds)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return None
+        time.sleep(0.05)
+    return process.returncode
 
 
 @pytest.mark.slow
 def test_a_run_killed_many_times_ends_with_the_undisturbed_table(tmp_path: Path) -> None:
     methods = ("knn", "energy", "last_layer_gp", "csd", "rnd", "csd_post_hoc")
-    options = ["--preset", "smoke", "--seeds", "0", "1", "--methods", *methods]
-    began = time.monotonic()
-    assert stopped_after(["bench", "run", "-o", str(tmp_path / "calm"), *options], 900) == 0
-    whole = time.monotonic() - began
-    rng, kills = np.random.default_rng(0), 0
-    killed = ["bench", "run", "-o", str(tmp_path / "killed"), *options]
-    while stopped_after(killed, (rng.uniform(0.1, 0.5) + 0.02 * kills) * whole) is None:
-        kills += 1
-        assert kills < 60
-    assert kills >= 3
+    options = ["bench", "run", "--preset", "smoke", "--seeds", "0", "1", "--methods", *methods]
+    assert killed_after(options, tmp_path / "calm", 1000, 0) == 0
+    rng = np.random.default_rng(0)
+    for units in (0, 0, 1, 2, 3, 4, 6):
+        assert killed_after(options, tmp_path / "killed", units, rng.uniform(0, 0.5)) is None
+    assert killed_after(options, tmp_path / "killed", 1000, 0) == 0
     undisturbed = {result["unit"]: result for result in Results(tmp_path / "calm").every()[0]}
     results, bad = Results(tmp_path / "killed").every()
     assert not bad

@@ -22,12 +22,12 @@ from gymnasium import spaces
 from pids import gone, running
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl import vector, worker
+from onefold.rl import vector
 from onefold.rl.doom import MyWayHome
 from onefold.rl.rows import Steps, episode_seed
 from onefold.rl.small import Chain
 from onefold.rl.vector import Environments, Local, Workers
-from onefold.rl.worker import AWAKE, NAPS, TAKEN, Ear, Task, Worker
+from onefold.rl.worker import Task, Worker
 
 SEED = 11
 
@@ -49,52 +49,6 @@ def hired() -> Iterator[Callable[..., Workers]]:
     yield hire
     for pool in pools:
         pool.close()
-
-
-class Silence:
-    """A `select.poll` that has something for sleepers only, and counts how often others asked. A core that is lent
-    comes back after `lent` seconds."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, lent: float) -> None:
-        self.now, self.lent, self.asked = 0.0, lent, 0
-        self.slept: list[float | None] = []
-        monkeypatch.setattr(worker.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(worker.os, "sched_yield", self._lend)
-
-    def _lend(self) -> None:
-        self.now += self.lent
-
-    def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
-        if milliseconds == 0:
-            self.asked += 1
-            return []
-        self.slept.append(milliseconds)
-        return [(7, 1)]
-
-
-def test_who_waits_stays_awake_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = Silence(monkeypatch, AWAKE / 10)
-    ear = Ear(silence)
-    for wait, slept in ((2.0, 2000), (None, None)):
-        silence.asked = 0
-        assert ear.listen(wait) == [(7, 1)]
-        assert silence.asked in (10, 11)  # as sums of tenths are rounded
-        assert silence.slept.pop() == slept
-    monkeypatch.setattr(silence, "poll", lambda milliseconds: [(3, 1)] * (milliseconds == 0))
-    assert ear.listen() == [(3, 1)]  # and does not sleep where there is something
-
-
-def test_who_waits_sleeps_at_once_where_others_keep_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = Silence(monkeypatch, 1.1 * TAKEN)
-    ear, rests = Ear(silence), [2, 4, 8, 16, 32, 64, 128, 256, 512, NAPS, NAPS]  # it is tried again ever more rarely
-    for times, rest in enumerate(rests, 1):
-        for _ in range(1 + rest):
-            ear.listen()
-        assert silence.asked == times
-    silence.lent = AWAKE / 10  # nobody wants it any more
-    for _ in range(3):
-        ear.listen()
-    assert silence.asked >= len(rests) + 3 * 10
 
 
 class Witness:

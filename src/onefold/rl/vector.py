@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
-from onefold.rl.worker import CONTEXT, PARTING, Bell, Ear, Task, Worker
+from onefold.rl.worker import CONTEXT, PARTING, Bell, Task, Worker
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 5  # of one worker in a row, without a step between them
@@ -178,7 +178,6 @@ class Workers(Together):
         self._bell = Bell()
         self._ready = select.poll()
         self._ready.register(self._bell, select.POLLIN)
-        self._ear = Ear(self._ready)
         self._staff: list[Worker] = []
         self._numbers: dict[int, int] = {}  # of workers, by what tells of their end
         self._finish = multiprocessing.util.Finalize(self, _close, (self._staff, self._bell), exitpriority=10)
@@ -221,7 +220,7 @@ class Workers(Together):
         """Until these workers have answered their rows; those that never will, and why."""
         until, rung, lost = time.monotonic() + seconds, set[int](), dict[int, str]()
         while left:
-            ready = self._ear.listen(max(0.0, until - time.monotonic()))
+            ready = self._ready.poll(1000 * max(0.0, until - time.monotonic()))
             for number, _ in ready:
                 if number == self._bell.fileno():
                     rung |= self._bell.rung()

@@ -22,9 +22,6 @@ from onefold.rl.rows import Form, Group, Make, one_line, row
 CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, threads or open files comes along
 GO, STOP = b"g", b"s"
 PARTING = 10  # seconds in which environments have to be closed
-AWAKE = 3e-4  # seconds in which the other side answers, unless it has something else to do
-TAKEN = 5e-4  # seconds for which a core is lent only to someone who would not give it back soon
-NAPS = 1024  # times that one sleeps at once, at most, before one stays awake again
 
 
 class Task(NamedTuple):
@@ -40,33 +37,6 @@ class Task(NamedTuple):
     core: int | None
     """Where it runs. A game is a process of its own that works while its worker waits: on one core, neither of them is
     ever woken from afar or finds its caches cold. That gave 1.7 times the frames."""
-
-
-class Ear:
-    """Waits for what can be read, by a `select.poll`.
-
-    Who sleeps takes as long to be woken, from another core, as a game takes for a step. So both sides stay awake for a
-    moment before they sleep, and lend the core to whoever wants it meanwhile; but not where others compute for long,
-    from whom only a sleeper gets it back at once.
-    """
-
-    def __init__(self, poll: Any) -> None:
-        self._poll, self._naps, self._tired = poll, 0, 1
-
-    def listen(self, seconds: float | None = None) -> list[tuple[int, int]]:
-        """What `poll` says, once there is something or this time is over."""
-        now = time.perf_counter()
-        until = now + AWAKE if self._naps == 0 else now
-        self._naps = max(0, self._naps - 1)
-        while now < until:
-            if ready := self._poll.poll(0):
-                self._tired = max(1, self._tired - 1)
-                return ready
-            os.sched_yield()
-            before, now = now, time.perf_counter()
-            if now - before > TAKEN:  # the more often, the longer it is not tried again
-                self._naps = self._tired = min(NAPS, 2 * self._tired)
-        return self._poll.poll(None if seconds is None else 1000 * seconds)
 
 
 class Bell:
@@ -97,9 +67,6 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
     if task.core is not None:
         with contextlib.suppress(OSError):  # the core may be forbidden by now
             os.sched_setaffinity(0, {task.core})
-    ready = select.poll()
-    ready.register(commands, select.POLLIN)
-    ear = Ear(ready)
     rows = np.frombuffer(task.memory, row(task.form))[task.start : task.stop]
     with contextlib.ExitStack() as stack:
         try:
@@ -112,7 +79,6 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
                 group.answer()
                 rows["answered"] = step
                 Bell.ring(rope, task.number)
-                ear.listen()
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone

@@ -27,7 +27,7 @@ from onefold.rl.doom import MyWayHome
 from onefold.rl.rows import Steps, episode_seed
 from onefold.rl.small import Chain
 from onefold.rl.vector import Environments, Local, Workers
-from onefold.rl.worker import Task, Worker
+from onefold.rl.worker import Task, Worker, core
 
 SEED = 11
 
@@ -133,6 +133,22 @@ def test_workers_answer_as_one_process_does(workers: int, hired: Callable[..., W
         same(*(pool.collect() for pool in pools))
     assert pools[1].count == 7
     assert len(staff(pools[1])) == min(workers, 7)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_worker_on_its_owners_core_is_woken_last(
+    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert core() in os.sched_getaffinity(0)
+    pool, woken, go = hired(Counting, 4, SEED, workers=4), [], Worker.go
+    pool.reset()
+    monkeypatch.setattr(Worker, "go", lambda self: (woken.append(self.core), go(self)))
+    for here in {worker.core for worker in pool._staff}:
+        monkeypatch.setattr(vector, "core", lambda here=here: here)
+        pool.send(np.zeros(4, np.int64))
+        pool.collect()
+        assert len(woken) == 4
+        assert woken == sorted(woken, key=lambda other: other == here)
+        woken.clear()
 
 
 def same(first: Steps, second: Steps) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
-from onefold.rl.worker import CONTEXT, PARTING, Bell, Task, Worker
+from onefold.rl.worker import CONTEXT, PARTING, Bell, Task, Worker, core
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 5  # of one worker in a row, without a step between them
@@ -203,7 +203,8 @@ class Workers(Together):
     def _ask(self) -> None:
         if not self._staff:
             raise InputError("the workers have been let go: these environments are closed")
-        for worker in self._staff:
+        here = core()  # whose worker comes last: as it is woken it takes the core, and the others would have to wait
+        for worker in sorted(self._staff, key=lambda worker: worker.core == here):
             worker.go()
 
     def _hear(self) -> None:

@@ -223,6 +223,7 @@ def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
     open_ = {run["seed"]: run["curve"] for run in csd["runs"]}[7]
     assert open_["cells"] == [None] * 20  # no map has been written
     assert any("Unfinished: 1 run of 6" in line for line in remarks(found, table))
+    assert any(line.endswith("and others may do worse: CSD in chain-8.") for line in remarks(found, table))
     assert "unfinished, 50%" in markdown(table)
 
 

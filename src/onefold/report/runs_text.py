@@ -127,6 +127,8 @@ def _of_runs(table: Table) -> Iterator[str]:
             f"Unfinished: {counted(len(open_), 'run')} of {len(table.records)}. Each is drawn alone, as a dotted line "
             "that ends in a cross, and is in no mean."
         )
+    if partly := [f"{row.title} in {w.name}" for w in table.worlds for row in w.rows if row.whole and row.unfinished]:
+        yield f"Final figures are of the runs that ended, and others may do worse: {visible(', '.join(partly))}."
     if any(len(row.whole) == 1 for world in table.worlds for row in world.rows):
         yield "Where an agent has one whole run only, there is no interval: nothing is known of the spread."
     if any(len({row.records[0].run.name for row in w.rows}) < len(w.rows) for w in table.worlds):

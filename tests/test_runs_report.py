@@ -281,6 +281,12 @@ def test_rivals_that_learn_otherwise_are_said(tmp_path: Path) -> None:
     found = collect(tmp_path)
     said = "Agents also differ in how they learn in chain-8: target every 400 (DQN, CSD) and 4,000 (RND)."
     assert said in remarks(found, build(found.records))
+    learning = replace(run.learning, epsilon=replace(run.learning.epsilon, frames=7.0))
+    made(tmp_path / "even" / "rnd", replace(run, learning=learning), skill=1.0)
+    made(tmp_path / "even" / "csd", run_of("csd", "chain-8", 2000, 0), skill=1.0)
+    found = collect(tmp_path / "even")
+    said = "Agents also differ in how they learn in chain-8: epsilon frames 7 (RND) and 200 (CSD)."
+    assert said in remarks(found, build(found.records))
 
 
 def test_runs_with_different_settings_are_apart(tmp_path: Path) -> None:

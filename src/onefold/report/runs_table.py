@@ -87,13 +87,14 @@ class World:
     @property
     def unlike(self) -> list[str]:
         """How agents learn is the same for all (paper, Table "hpsettingsvizdoom"); where it is not: what differs, and
-        whose it is. Ramps follow from how many frames there are."""
+        whose it is. Ramps may differ where the frames of runs do."""
         found: dict[str, dict[Any, list[str]]] = {}
         for row in self.rows:
             run = row.records[0].run
             for key, value in (("environments", run.environments), *_flat(asdict(run.learning))):
                 found.setdefault(key, {}).setdefault(value, []).append(row.title)
-        differing = {key: kinds for key, kinds in found.items() if len(kinds) > 1 and not key.endswith(".frames")}
+        even = len({row.frames for row in self.rows}) == 1
+        differing = {key: kinds for key, kinds in found.items() if len(kinds) > 1 and (even or ".frames" not in key)}
         said = {key: [f"{_value(v)} ({', '.join(w)})" for v, w in kinds.items()] for key, kinds in differing.items()}
         return [f"{_said(key)} {' and '.join(parts)}" for key, parts in said.items()]
 

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
-from onefold.rl.worker import CONTEXT, PARTING, Bell, Task, Worker, core
+from onefold.rl.worker import CONTEXT, LINUX, PARTING, Bell, Task, Worker, core
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 5  # of one worker in a row, without a step between them
@@ -160,7 +160,7 @@ class Workers(Together):
     """
 
     def __init__(self, make: Make, count: int, seed: int, workers: int | None = None, timeout: float = 60.0) -> None:
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
+        cores = sorted(os.sched_getaffinity(0)) if LINUX else [None] * (os.cpu_count() or 1)
         workers = min(count, len(cores) if workers is None else workers)
         if workers < 1 or not timeout > 0:
             raise InputError(f"needs environments, workers and time: not {count}, {workers} and {timeout}")

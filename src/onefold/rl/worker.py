@@ -22,7 +22,8 @@ from onefold.rl.rows import Form, Group, Make, one_line, row
 
 CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, threads or open files comes along
 GO, STOP = b"g", b"s"
-CORE: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None)  # of the C library: Python has no name for it
+LINUX = hasattr(os, "sched_getaffinity")
+CORE: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if LINUX else None  # Python has no name for it
 PARTING = 10  # seconds in which environments have to be closed
 
 

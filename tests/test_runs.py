@@ -1,5 +1,6 @@
 """Runs from beginning to end: curves, checkpoints, going on after a kill, and what is refused."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,10 +26,9 @@ from onefold.cli import main
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.methods.prior import generators
 from onefold.report.runs_read import collect
-from onefold.rl import told
+from onefold.rl import grid, told
 from onefold.rl.agents import Agent, Learning, Ramp
 from onefold.rl.folder import CHECKPOINT, EPISODES, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
-from onefold.rl.grid import trials
 from onefold.rl.light import packed
 from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
 from onefold.rl.play import Played, Player, View
@@ -472,6 +472,29 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds a run with other settings: name another folder with -o" in capsys.readouterr().err
 
 
+def test_runs_at_once_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five at a time on 16 cores have three workers each, not 16."""
+    asked: list[int | None] = []
+
+    def training(*_: Any, workers: int | None, **__: Any) -> Iterator[dict[str, Any]]:
+        asked.append(workers)
+        return iter(())
+
+    def here(work: Callable[[Any], Any], jobs: list[grid.Job], _: int | None) -> Iterator[Any]:
+        for job in jobs:
+            with contextlib.suppress(AssertionError):  # nothing is left of a run that did not happen
+                work(job)
+        return iter(())
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(grid, "train", training)
+    monkeypatch.setattr(grid, "engine", lambda _: here)
+    planned = grid.jobs(["csd"], ["my-way-home-sparse"], range(5), 3_000_000, tmp_path)
+    for how, at_once in (("processes", 8), ("processes", 2), ("serial", None)):
+        list(grid.done(planned, how, at_once))
+    assert asked == [3] * 5 + [8] * 5 + [None] * 5
+
+
 def test_who_runs_many_is_told_how_far_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -530,15 +553,15 @@ def test_a_ramp_is_finite(wrong: dict[str, float]) -> None:
 
 
 def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {agent: len(trials(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
+    sizes = {agent: len(grid.trials(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
     assert sizes == {"dqn": 6, "bdqn": 18, "ids": 18, "rnd": 216, "csd": 216}
-    drawn = trials("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
+    drawn = grid.trials("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
     assert len({job.out.name for job in drawn}) == 20
     assert all(f"weight={job.run.agent.weight.first:g}," in job.out.name for job in drawn)
-    for job in trials("csd", "my-way-home-sparse", 1000, 0, tmp_path):  # returns of bonuses grow with the weight
+    for job in grid.trials("csd", "my-way-home-sparse", 1000, 0, tmp_path):  # returns of bonuses grow with the weight
         assert job.run.agent.high / max(0.02, job.run.agent.weight.first) == pytest.approx(100)
-    assert {job.run.agent.high for job in trials("rnd", "my-way-home-sparse", 1000, 0, tmp_path)} == {10.0}
-    small = [job.run.agent.weight for job in trials("csd", "chain-8", 1000, 0, tmp_path)]
+    assert {job.run.agent.high for job in grid.trials("rnd", "my-way-home-sparse", 1000, 0, tmp_path)} == {10.0}
+    small = [job.run.agent.weight for job in grid.trials("csd", "chain-8", 1000, 0, tmp_path)]
     assert all(weight.last <= weight.first for weight in small)
     options = ["--env", "chain-8", "--frames", "600", "--trials", "2", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "search", "dqn", *options]) == 0

@@ -45,7 +45,7 @@ def serial(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
 
 def processes(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Iterator[Done]:
     """In several processes of this machine; the jobs of one that dies are reported as failed, the others go on."""
-    workers = min(_checked(workers) or default_workers(), max(1, len(jobs)))
+    workers = at_a_time(len(jobs), workers)
     waiting = list(enumerate(jobs))
     while waiting:
         started: dict[Future[Done], int] = {}
@@ -103,6 +103,16 @@ def _checked(workers: int | None) -> int | None:
     return None if workers is None else whole(workers, "workers")
 
 
+def at_a_time(jobs: int, workers: int | None) -> int:
+    """How many of so many jobs `processes` does at once."""
+    return min(_checked(workers) or default_workers(), max(1, jobs))
+
+
+def cores_each(processes: int) -> int:
+    """What each of so many processes of this machine may use."""
+    return max(1, (os.cpu_count() or 1) // processes)
+
+
 def default_workers() -> int:
     """As many processes as there are pairs of cores: two threads each. On one GPU, two: one computes, one prepares."""
     import torch
@@ -122,7 +132,7 @@ def _begin(workers: int) -> None:
     """A share of the cores; and a worker whose owner is killed ends, too, with its memory and its part of a GPU."""
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(cores_each(workers))
     threading.Thread(target=_end_with_owner, daemon=True).start()
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onefold.bench.engines import engine
+from onefold.bench.engines import at_a_time, cores_each, engine
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, UNIT, Agent
 from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
@@ -34,6 +34,8 @@ class Job:
     out: Path
     device: str = "auto"
     every: int | None = None
+    workers: int | None = None
+    """Processes that run its environments; as many as there are cores if it is not said."""
 
 
 class Ended(NamedTuple):
@@ -87,6 +89,9 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
             yield Ended(_name(job), row, before=True)
         else:
             waiting.append(job)
+    if how == "processes":  # as many environments at work as there are cores, not as many for every run
+        each = cores_each(at_a_time(len(waiting), workers))
+        waiting = [replace(job, workers=each) for job in waiting]
     for ended in engine(how)(work, waiting, workers):
         yield Ended(_name(waiting[ended.place]), ended.result, ended.reason)
 
@@ -94,7 +99,7 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
 def work(job: Job) -> dict[str, Any]:
     """Train to the end, from the last checkpoint if there is one."""
     begun = (job.out / SETTINGS).exists()
-    how: dict[str, Any] = {"device": job.device, "every": job.every}
+    how: dict[str, Any] = {"device": job.device, "every": job.every, "workers": job.workers}
     for _ in resume(job.out, **how) if begun else train(job.run, job.out, **how):
         pass
     found = _last(job)

@@ -2,8 +2,10 @@
 
 import math
 import os
+import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from pids import gone, running
 
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldError
 from onefold.rl import doom, tasks
@@ -293,6 +296,37 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     env.close()
     assert list(tmp_path.iterdir()) == []
     assert engines(name) == []
+
+
+LONE = """
+    from onefold.rl.doom import MyWayHome
+    env = MyWayHome()
+    env.reset(seed=0)
+    print(env._game.get_instance_id(), flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("leash", [True, False])
+def test_a_game_ends_with_its_owner(leash: bool, tmp_path: Path) -> None:
+    """Even if that is killed, where the system has a leash; where it has none, games are played without."""
+    if not leash:
+        (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "setpriv").chmod(0o700)
+    elif shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, of util-linux")
+    way = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JAXTYPING_DISABLE": "1"}
+    command, pipe = [sys.executable, "-c", textwrap.dedent(LONE)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | way) as owner:
+        assert owner.stdout is not None
+        games = engines(owner.stdout.readline().strip())
+        owner.kill()
+    try:
+        assert len(games) == 1
+        assert gone(games, seconds=10.0 if leash else 0.5) == leash
+    finally:
+        for pid in filter(running, games):
+            os.kill(pid, 9)
 
 
 def test_a_crashed_game_starts_again() -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import os
+import shlex
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -104,12 +106,14 @@ def start_game(variant: Variant) -> Any:
     """A running game, which leaves nothing behind however it ends.
 
     What it puts into its working folder, and the shared memory through which it talks, lose their names as soon as it
-    runs: then they vanish with the last process that uses them.
+    runs: then they vanish with the last process that uses them. The game itself ends with whoever has started it.
     """
     game = _configured()
     try:
         with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="onefold-") as folder, contextlib.chdir(folder):
-            _check_engine(game.get_vizdoom_path())
+            engine = game.get_vizdoom_path()
+            _check_engine(engine)
+            game.set_vizdoom_path(_leashed(engine, Path(folder)))
             game.set_doom_scenario_path(str(write_scenario(variant, Path(folder))))
             game.init()
     except OnefoldError:
@@ -131,6 +135,16 @@ def _check_engine(path: str) -> None:
     if done.returncode not in (0, 255):
         lines = done.stderr.strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"{path} ends with exit code {done.returncode}")
+
+
+def _leashed(path: str, folder: Path) -> str:
+    """The engine, to be killed as soon as this process is no more, where the system can do that: left alone, a game
+    waits for its next step for ever, and ends by no other signal."""
+    script, leash = folder / "engine", "setpriv --pdeathsig KILL --"
+    engine = f'{shlex.quote(path)} "$@"'
+    script.write_text(f"#!/bin/sh\n{leash} true 2> /dev/null && exec {leash} {engine}\nexec {engine}\n")
+    script.chmod(0o700)
+    return str(script) if sys.platform == "linux" and os.access(script, os.X_OK) else path
 
 
 def _configured() -> Any:

@@ -15,6 +15,10 @@ def double(job: Any) -> dict[str, Any]:
     if kind == "die" and not Path(value).exists():
         Path(value).write_text("died once")
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        os._exit(9)
+    if kind == "slow":
+        time.sleep(1.5)
     return {"kind": kind, "value": 2 * len(str(value)), "process": os.getpid()}
 
 
@@ -31,10 +35,23 @@ def slow(job: Any) -> dict[str, Any]:
 
 
 def hold(folder: str) -> dict[str, Any]:
-    """Say which process it is, and keep it."""
+    """Say which process it is, keep it, and save something if it is stopped."""
     Path(folder, str(os.getpid())).touch()
-    time.sleep(600)
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        time.sleep(0.3)
+        Path(folder, str(os.getpid())).write_text("saved")
+        raise
     return {}
+
+
+def cores(_: Any) -> dict[str, Any]:
+    """Which cores it may use, and how many threads."""
+    import torch
+
+    time.sleep(1)
+    return {"cores": sorted(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
 
 
 def overlap(folder: str) -> dict[str, Any]:

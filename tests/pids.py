@@ -1,4 +1,4 @@
-"""Whether processes have ended."""
+"""Whether processes have ended, and which belong together."""
 
 import time
 from pathlib import Path
@@ -19,3 +19,17 @@ def running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def family(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            child = int(stat.parent.name)
+            found += [child, *family(child)]
+    return found

@@ -19,7 +19,7 @@ from pids import gone, running
 from PIL import Image
 
 from onefold import cli, metrics
-from onefold.bench import cell, previews
+from onefold.bench import cell, engines, previews
 from onefold.bench.engines import engine, processes, serial
 from onefold.bench.methods import Job
 from onefold.bench.results import Results
@@ -311,37 +311,62 @@ def test_engines_answer_for_every_job() -> None:
 
 
 def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:
-    jobs: list[Any] = [("die", str(tmp_path / "once")), *(("plain", "x" * i) for i in range(1, 7))]
-    done = sorted(processes(bench_work.double, jobs, 1), key=lambda d: d.place)
-    assert len(done) == 7
-    assert done[0].result is None
-    assert "killed" in done[0].reason
-    assert [d.result["value"] for d in done[1:] if d.result] == [2, 4, 6, 8, 10, 12]
+    """Not the one beside it either, which is at work meanwhile."""
+    jobs: list[Any] = [
+        ("slow", "ab"),
+        ("die", str(tmp_path / "once")),
+        ("exit", ""),
+        *(("plain", "x" * i) for i in (1, 2, 3)),
+    ]
+    done = sorted(processes(bench_work.double, jobs, 2), key=lambda d: d.place)
+    assert [d.result and d.result["value"] for d in done] == [4, None, None, 2, 4, 6]
+    assert "killed or ran out of memory" in done[1].reason
+    assert "exit code 9" in done[2].reason
+
+
+def test_processes_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = sorted(os.sched_getaffinity(0))
+    found = [done.result or {} for done in processes(bench_work.cores, [0, 1], 2)]
+    assert sorted(core for each in found for core in each["cores"]) == (ours if len(ours) > 1 else 2 * ours)
+    assert all(each["threads"] == len(each["cores"]) for each in found)
+    monkeypatch.setattr(engines, "_cores", lambda: list(range(3, 19)))
+    for count in (1, 2, 5, 16):
+        shares = [engines._share(place, count) for place in range(count)]
+        assert [core for share in shares for core in share] == list(range(3, 19))
+        assert {len(share) for share in shares} <= {16 // count, -(-16 // count)}
+    assert {core for place in range(18) for core in engines._share(place, 18)} == set(range(3, 19))
+    assert all(len(engines._share(place, 18)) == 1 for place in range(18))
 
 
 OWNER = """
-import sys
+import signal, sys
 from bench_work import hold
 from onefold.bench.engines import processes
 
 if __name__ == "__main__":
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, signal.default_int_handler)
     list(processes(hold, [sys.argv[1]] * 3, 2))
 """
 
 
-def test_processes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_their_owner(end: signal.Signals, tmp_path: Path) -> None:
+    """However it ends, what they have is saved; by Ctrl-C, too, which all of them hear."""
     (script := tmp_path / "owner.py").write_text(OWNER)
     (busy := tmp_path / "busy").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"}
-    owner = subprocess.Popen([sys.executable, str(script), str(busy)], env=environment)
+    command = [sys.executable, str(script), str(busy)]
+    owner = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 120
     while len(pids := [int(path.name) for path in busy.iterdir()]) < 2:
         assert time.monotonic() < until
         time.sleep(0.05)
     assert all(map(running, pids))
-    owner.kill()
-    owner.wait()
-    assert gone(pids)
+    (os.killpg if end == signal.SIGINT else os.kill)(owner.pid, end)
+    assert owner.wait(60) != 0
+    assert gone(pids, 10.0 if end == signal.SIGKILL else 0.0)
+    assert sorted(int(path.name) for path in busy.iterdir() if path.read_text() == "saved") == sorted(pids)
 
 
 @pytest.mark.slow
@@ -361,15 +386,21 @@ def test_processes_give_the_table_of_a_serial_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ray_does_as_many_at_a_time_as_it_is_told(tmp_path: Path) -> None:
+    """On cards that are shared, too; and a job that dies each time is given up."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}}
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env=environment)
-    try:
-        jobs = [str(tmp_path)] * 4
-        every = [[done.result or {} for done in engine("ray")(bench_work.overlap, jobs, count)] for count in (1, 2)]
-    finally:
-        ray.shutdown()
-    assert [max(result["others"] for result in results) for results in every] == [0, 1]
+    for gpus, counts in ((0, (1, 2)), (2, (1, 3))):
+        ray.init(num_cpus=3, num_gpus=gpus, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+        try:
+            for count in counts:
+                done = list(engine("ray")(bench_work.overlap, [str(tmp_path)] * 4, count))
+                assert max((d.result or {})["others"] for d in done) == count - 1
+            if gpus == 0:
+                (dead,) = engine("ray")(bench_work.double, [("exit", "")], 1)
+                assert dead.result is None
+                assert "Ray: " in dead.reason
+        finally:
+            ray.shutdown()
 
 
 @pytest.mark.slow

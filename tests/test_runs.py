@@ -1,6 +1,5 @@
 """Runs from beginning to end: curves, checkpoints, going on after a kill, and what is refused."""
 
-import contextlib
 import csv
 import json
 import os
@@ -9,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -470,29 +469,6 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
     assert left(stopped) == left(tmp_path / "alone")
     assert main(["rl", "grid", "--seeds", "0", *options, "--frames", "700"]) == 2
     assert "holds a run with other settings: name another folder with -o" in capsys.readouterr().err
-
-
-def test_runs_at_once_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five at a time on 16 cores have three workers each, not 16."""
-    asked: list[int | None] = []
-
-    def training(*_: Any, workers: int | None, **__: Any) -> Iterator[dict[str, Any]]:
-        asked.append(workers)
-        return iter(())
-
-    def here(work: Callable[[Any], Any], jobs: list[grid.Job], _: int | None) -> Iterator[Any]:
-        for job in jobs:
-            with contextlib.suppress(AssertionError):  # nothing is left of a run that did not happen
-                work(job)
-        return iter(())
-
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(grid, "train", training)
-    monkeypatch.setattr(grid, "engine", lambda _: here)
-    planned = grid.jobs(["csd"], ["my-way-home-sparse"], range(5), 3_000_000, tmp_path)
-    for how, at_once in (("processes", 8), ("processes", 2), ("serial", None)):
-        list(grid.done(planned, how, at_once))
-    assert asked == [3] * 5 + [8] * 5 + [None] * 5
 
 
 def test_who_runs_many_is_told_how_far_they_are(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from pids import family
 
 from onefold import store
 from onefold.cli import main
 from onefold.errors import InputError, OnefoldWarning
-from onefold.rl.folder import CHECKPOINT, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.rl.folder import CHECKPOINT, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.play import Player
 from onefold.rl.replay import Memory, Replay
 from onefold.rl.runs import resume, train
@@ -107,6 +109,38 @@ def test_results_without_their_checkpoint_are_never_taken_for_a_run_that_did_not
     with pytest.raises(InputError, match="there is no checkpoint in it"):
         until(resume(shared, device="cpu"))
     assert (shared / PROGRESS).read_bytes() == (whole / PROGRESS).read_bytes()
+
+
+def test_a_killed_process_costs_a_grid_one_run_and_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the same command, to where it would have come undisturbed; damaged networks do not stop the others."""
+    monkeypatch.chdir(tmp_path)
+    frames, seeds = 1000, [Path(f"runs/dqn/chain-8/seed{seed}") for seed in (0, 1)]
+    grid = ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--frames", str(frames), "--device", "cpu"]
+    grid += ["--checkpoint", "200", "--seeds", "0", "1"]
+    many = [*grid, "-o", "runs", "--engine", "processes", "--workers", "2"]
+
+    def kill_one() -> None:
+        while not (seeds[1] / PROGRESS).exists() or len(Folder(seeds[1]).rows(PROGRESS)) < 100:  # 400 frames
+            time.sleep(0.02)
+        lock = str((seeds[1] / LOCK).absolute())
+        (own,) = [pid for pid in family(os.getpid()) if lock in map(os.readlink, Path(f"/proc/{pid}/fd").iterdir())]
+        os.kill(own, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    assert main(many) == 1
+    thread.join()
+    said = capsys.readouterr().err
+    assert said.count("failed: its process was killed or ran out of memory") == 1
+    assert said.count(f"{frames:,} frames") == 1
+    assert Folder(seeds[1]).trained() < Folder(seeds[0]).trained() == frames
+    (seeds[0] / NETWORKS).write_bytes((seeds[0] / NETWORKS).read_bytes()[:-9])
+    assert main(many) == 0
+    assert main([*grid, "-o", "alone"]) == 0
+    for seed in seeds:
+        assert networks(seed) == networks("alone" / seed.relative_to("runs"))
 
 
 def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from counting import Counting, fragile, sleepy
 from gymnasium import spaces
-from pids import gone, running
+from pids import family, gone, running
 
 from onefold.errors import InputError, OnefoldError
 from onefold.rl import vector
@@ -88,20 +88,6 @@ class Witness:
             self.pool.send(actions)
             assert (self.pool.episodes() == self.episodes).all()  # nothing changes before it is collected
             self.check(actions, self.pool.collect())
-
-
-def family(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid:
-            child = int(stat.parent.name)
-            found += [child, *family(child)]
-    return found
 
 
 def staff(pool: Workers) -> list[int]:

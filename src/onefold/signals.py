@@ -23,7 +23,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once.
-    So is whatever else is answered as Ctrl-C is."""
+    So is whatever else is answered as Ctrl-C is; where that is ignored, it still is."""
     came: list[int] = []
 
     def note(sign: int, _: Any) -> None:
@@ -33,7 +33,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     alike = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is signal.default_int_handler]
     try:
-        before = {sign: signal.signal(sign, note) for sign in {signal.SIGINT, *alike}}
+        before = {sign: signal.signal(sign, note) for sign in alike}
     except ValueError:  # a thread does not hear of it
         yield lambda: False
         return

@@ -1,5 +1,6 @@
 """Many runs: agents × worlds × seeds, or the paper's search for rates, on the benchmark's engines."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onefold.bench.engines import at_a_time, cores_each, engine
-from onefold.errors import InputError
+from onefold.bench.engines import engine
+from onefold.errors import FileError, InputError
 from onefold.rl.agents import AGENTS, UNIT, Agent
 from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
 from onefold.rl.runs import resume, train
@@ -34,8 +35,6 @@ class Job:
     out: Path
     device: str = "auto"
     every: int | None = None
-    workers: int | None = None
-    """Processes that run its environments; as many as there are cores if it is not said."""
 
 
 class Ended(NamedTuple):
@@ -60,6 +59,7 @@ def jobs(
     if not (agents and worlds and seeds):
         raise InputError("needs at least one agent, one world and one seed")
     runs = [run_of(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
+    out = out.absolute()  # it may be another process that writes there, with another working folder
     return [Job(run=changed(run, settings), out=out / str(run), **how) for run in dict.fromkeys(runs)]
 
 
@@ -72,7 +72,7 @@ def trials(agent: str, world: str, frames: int, seed: int, out: Path, most: int 
     if most is not None and most < len(points):
         points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:most]]
     return [
-        Job(run=replace(base, agent=_changed(base.agent, point)), out=out / point_name(point), **how)
+        Job(run=replace(base, agent=_changed(base.agent, point)), out=out.absolute() / point_name(point), **how)
         for point in points
     ]
 
@@ -89,9 +89,6 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
             yield Ended(_name(job), row, before=True)
         else:
             waiting.append(job)
-    if how == "processes":  # as many environments at work as there are cores, not as many for every run
-        each = cores_each(at_a_time(len(waiting), workers))
-        waiting = [replace(job, workers=each) for job in waiting]
     for ended in engine(how)(work, waiting, workers):
         yield Ended(_name(waiting[ended.place]), ended.result, ended.reason)
 
@@ -99,7 +96,7 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
 def work(job: Job) -> dict[str, Any]:
     """Train to the end, from the last checkpoint if there is one."""
     begun = (job.out / SETTINGS).exists()
-    how: dict[str, Any] = {"device": job.device, "every": job.every, "workers": job.workers}
+    how: dict[str, Any] = {"device": job.device, "every": job.every}
     for _ in resume(job.out, **how) if begun else train(job.run, job.out, **how):
         pass
     found = _last(job)
@@ -121,9 +118,10 @@ def _last(job: Job) -> dict[str, Any] | None:
         return None
     if Folder(job.out).run() != job.run:
         raise InputError(f"{job.out} holds a run with other settings: name another folder with -o")
-    if Folder(job.out).trained() < job.run.frames:
-        return None
-    return {name: float(value) for name, value in Folder(job.out).rows(PROGRESS)[-1].items()}
+    with contextlib.suppress(FileError):  # networks that are damaged are written anew as it is gone on with
+        if Folder(job.out).trained() >= job.run.frames:
+            return {name: float(value) for name, value in Folder(job.out).rows(PROGRESS)[-1].items()}
+    return None
 
 
 def _changed(agent: Agent, point: dict[str, float]) -> Agent:

@@ -69,6 +69,7 @@ def updates(agent: str, learning: Learning, device: torch.device, count: int, **
         mind.observe(answer)
         mind.answer()
     acting = (time.perf_counter() - started) / count
+    mind.close()
     return {"update_ms": 1e3 * each, "act_ms": 1e3 * acting, "set_up_s": first}
 
 
@@ -124,7 +125,6 @@ def main() -> None:
         learning = replace(learning, memory=Memory(capacity=20_000), batch=8, channels=(8, 8, 8), start=400)
     forms: dict[str, dict[str, bool]] = {"eager": {"captured": False, "fused": False}}
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
         forms |= {"captured": {"fused": False}, "compiled and captured": {"compiled": True, "fused": False}}
         forms |= {"fused, compiled and captured": {"compiled": True}}
     rows: dict[str, Any] = {}
@@ -132,6 +132,8 @@ def main() -> None:
         rows[name] = updates(options.agent, learning, device, options.updates, **how)
         rows[name]["speed_up"] = rows["eager"]["update_ms"] / rows[name]["update_ms"]
         print(f"{name:30}", {key: round(value, 3) for key, value in rows[name].items()}, flush=True)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # what is stated is the loop's
     loop = whole_loop(options.agent, learning, device, options.frames)
     memory = {
         "gpu_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0,

@@ -14,8 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.distil import similarity_loss
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
-from onefold.rl.learner import Learner, _rewarded
-from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling
+from onefold.rl.learner import Learner
+from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling, rewarded
 from onefold.rl.replay import Memory
 from onefold.rl.returns import expected
 from onefold.rl.values import Said, Values, judged, preferences, worth
@@ -256,13 +256,11 @@ def test_rewards_and_bonuses_are_learned_apart() -> None:
     weight = Ramp(first=0.5, last=0.0, frames=1)
     agent = Agent(members=0, atoms=9, bonus="rnd", apart=True, weight=weight)
     rewards = torch.tensor([0.0, 1.0, 0.0])
-    found = _rewarded(agent, scale, news, weight.at(torch.tensor(1.0)), rewards)
+    found = rewarded(agent, scale, news, weight.at(torch.tensor(1.0)), rewards)
     assert torch.equal(found[0], rewards)
     torch.testing.assert_close(found[1], 0.5 * (news - 3) / news.std(correction=0))
     together = replace(agent, apart=False)
-    torch.testing.assert_close(
-        _rewarded(together, Scale(), news, torch.tensor(0.1), rewards)[0], rewards + found[1] / 5
-    )
+    torch.testing.assert_close(rewarded(together, Scale(), news, torch.tensor(0.1), rewards)[0], rewards + found[1] / 5)
 
 
 @pytest.mark.parametrize("name", ["rnd", "csd", "ids"])

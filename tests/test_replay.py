@@ -175,6 +175,16 @@ def test_frequencies_are_proportional_to_priorities_and_weights_undo_them() -> N
     assert stats.chisquare(counts.numpy(), (5000 * chance).numpy()).pvalue > 0.01
 
 
+def test_each_of_a_million_slots_can_be_drawn() -> None:
+    """Places have more digits than float32 has: just before a slot's end it is still that slot."""
+    replay = Replay(Memory(capacity=2**20, stack=1, n_step=1), 16, (1,), torch.uint8, torch.device("cpu"))
+    replay.priority.fill_(0.3)
+    within = torch.arange(256) * 16 + 7
+    index, weights = replay.pick((within + 1) / 4096 - 2**-20, 0.5)
+    assert index.tolist() == [4096 * part + int(slot) for part, slot in enumerate(within)]
+    assert weights.tolist() == [1.0] * 256
+
+
 def test_what_is_new_has_the_highest_priority() -> None:
     replay, worlds = filled()
     index = replay.priority.flatten().nonzero().flatten()[:5]

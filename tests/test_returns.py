@@ -82,15 +82,17 @@ def test_the_values_of_actions_are_picked() -> None:
 
 
 def test_information_directed_choices_by_hand() -> None:
-    means, deviations = torch.tensor([[1.0, 0.9, 0.0]]), torch.tensor([[0.0, 0.5, 0.1]])
-    variances = torch.tensor([[0.2, 0.2, 0.2]])
-    found = regret_over_information(means, deviations, variances, 0.1)
-    highest, noise = 0.95 if 0.95 > 1.0 else 1.0, 0.2 / (0.2 + 1e-5)
-    for a, (mean, deviation) in enumerate(((1.0, 0.0), (0.9, 0.5), (0.0, 0.1))):
-        regret = highest - (mean - 0.1 * deviation)
-        information = math.log(1 + deviation**2 / noise) + 1e-5
-        assert float(found[0, a]) == pytest.approx(regret**2 / information, rel=1e-4, abs=1e-6)
-    assert found.argmin(1).tolist() == [0]  # known to be best: no regret
+    """Two states at once; ρ² is an action's variance over the mean of that state's."""
+    means, deviations = [[1.0, 0.9, 0.0], [0.2, 0.3, 0.1]], [[0.0, 0.5, 0.1], [0.4, 0.2, 0.6]]
+    variances = [[0.2, 0.2, 0.2], [0.1, 0.7, 0.4]]
+    highest = [1.0, 0.3 + 0.1 * 0.2]  # 0.9 + 0.05 and 0.2 + 0.04 are less
+    found = regret_over_information(torch.tensor(means), torch.tensor(deviations), torch.tensor(variances), 0.1)
+    for n, mean_variance in enumerate((0.2, 0.4)):
+        for a, (mean, deviation, variance) in enumerate(zip(means[n], deviations[n], variances[n], strict=True)):
+            regret, noise = highest[n] - (mean - 0.1 * deviation), variance / (mean_variance + 1e-5)
+            information = math.log(1 + deviation**2 / noise) + 1e-5
+            assert float(found[n, a]) == pytest.approx(regret**2 / information, rel=1e-4, abs=1e-6)
+    assert found[0].argmin() == 0  # known to be best: no regret
     surer = regret_over_information(torch.tensor([[1.0, 0.99]]), torch.tensor([[0.3, 0.6]]), torch.ones(1, 2), 0.1)
     assert surer.argmin(1).tolist() == [1]  # as good as best, and tells more
 

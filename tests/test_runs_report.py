@@ -257,6 +257,34 @@ def test_one_name_for_different_things_is_said(tmp_path: Path) -> None:
     assert not any("for want of whole runs" in line for line in said)
 
 
+def test_who_learns_otherwise_in_one_world_is_in_no_figure_over_all(tmp_path: Path) -> None:
+    for world, every in (("chain-8", 400), ("chain-5", 4000)):
+        for agent in ("csd", "dqn"):
+            run = run_of(agent, world, 1000, 0)
+            learning = replace(run.learning, target_every=every) if agent == "csd" else run.learning
+            made(tmp_path / world / agent, replace(run, learning=learning), skill=1.0)
+    table = build(collect(tmp_path).records)
+    assert (table.mixed, list(table.shared), table.duels) == (["CSD"], ["DQN"], [])
+
+
+@pytest.mark.parametrize(("size", "end"), [(8, 3.5), (48, 3.5), (96, 7.5)])
+def test_places_of_a_chain_have_their_numbers(size: int, end: float, tmp_path: Path) -> None:
+    """Also where a cell of the map holds two of them."""
+    path, visits = (
+        made(tmp_path / "a", run_of("csd", f"chain-{size}", 1000, 0), skill=1.0),
+        Visits(f"chain-{size}", 1000),
+    )
+    for place in range(int(end + 0.5)):
+        visits.add(1000, np.array([[place, 0.0]], np.float32))
+    Folder(path).visited(visits)
+    world = build(collect(tmp_path).records).worlds[0]
+    where = places(world)
+    assert where is not None
+    axes = Figure().add_subplot()
+    map_plates(world, where, "x").file.panels[0].draw(axes)
+    assert axes.get_xlim() == (-0.5, end)
+
+
 def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
     for agent, frames in (("csd", 2000), ("dqn", 2000), ("bdqn", 1000)):
         made(tmp_path / agent, run_of(agent, "chain-8", frames, 0), skill=1.0)

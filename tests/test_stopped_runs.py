@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,31 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_disk_that_is_full_for_tensorboard_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its thread's traceback is nobody's business, and the run goes on."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    write, seen = RecordWriter.write, []
+
+    def full(self: Any, data: bytes) -> None:
+        seen.append(data)
+        if len(seen) > 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, data)
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    options = ["--agent", "dqn", "--env", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path / "run")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OnefoldWarning)
+        assert main(["rl", "train", *options]) == 0
+    said = capfd.readouterr().err
+    assert said.count("warning: TensorBoard gets no more of this run (No space left on device), which goes on") == 1
+    assert "Traceback" not in said
+    assert Folder(tmp_path / "run").trained() == 600
+
+
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rl", "train", "-o", str(tmp_path / "run"), "--env", "chain-8", "--device", "cuda"]) == 2
     error = capsys.readouterr().err

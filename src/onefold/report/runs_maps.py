@@ -136,7 +136,9 @@ def map_plates(world: World, found: Places, stem: str) -> Maps:
     legend = Plate("", *about, [], keys)
     alts = [f"Places in {world.name} that {strip.title} visited" for strip in strips]
     if found.flat:
-        drawn = [_line(strip, row.records[0].run.frames, norm) for strip, row in zip(strips, world.rows, strict=True)]
+        step = max(1.0, (found.bounds[2] - found.bounds[0]) / found.floor.shape[1])  # places of a cell
+        frames = [row.records[0].run.frames for row in world.rows]
+        drawn = [_line(strip, step, total, norm) for strip, total in zip(strips, frames, strict=True)]
         panels = list(map(Panel, alts, drawn))
         return Maps(Plate(f"visits_{stem}", *about, panels, keys), [("", Plate("", *about, panels, []))], legend)
     high = found.floor.shape[1] / found.floor.shape[0] * found.rows.sum() / found.columns.sum() * found.shape
@@ -200,12 +202,12 @@ def _image(
     ax.imshow(shown, HEAT, norm, origin="lower", extent=extent, aspect="auto", interpolation="none", zorder=layer)
 
 
-def _line(strip: Strip, frames: int, norm: LogNorm) -> Callable[[Axes], None]:
+def _line(strip: Strip, step: float, frames: int, norm: LogNorm) -> Callable[[Axes], None]:
     """Places in a line, from left to right, over time."""
 
     def draw(ax: Axes) -> None:
         counts = strip.counts[:, 0]
-        _image(ax, counts, (-0.5, counts.shape[1] - 0.5, 0, frames), norm)
+        _image(ax, counts, (-0.5, step * counts.shape[1] - 0.5, 0, frames), norm)
         ax.set_facecolor(NIGHT)
         tidy(ax, plain(strip.title), "place", "frames")
         ax.grid(visible=False)

@@ -1,5 +1,6 @@
 """Runs in numbers: who is compared in which world, how well each agent did in the end, and who beats whom."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -7,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from onefold.errors import InputError
 from onefold.report.curve_stats import Interval, Runs, improvement, improvement_interval, iqm, iqm_interval
 from onefold.report.runs_read import Record
 from onefold.rl.agents import AGENTS
 from onefold.rl.settings import Run
 from onefold.rl.worlds import DOOM, suited
+from onefold.rl.worlds import world as world_of
 
 BINS = 50  # of a world's frames, in its curves
 TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as the paper has them
@@ -193,10 +196,14 @@ def _named(runs: Sequence[Run]) -> dict[Run, str]:
 
 
 def _own(run: Run) -> dict[str, Any]:
-    """An agent's settings that are not those which its name stands for in its world."""
+    """Settings of an agent, and of how it learns, that are not those which its name stands for in its world."""
     usual = dict(_flat(asdict(suited(AGENTS[run.name], run.environment, run.frames)))) if run.name in AGENTS else {}
     own = {key: value for key, value in _flat(asdict(run.agent)) if key not in usual or value != usual[key]}
-    return own if usual else {key: value for key, value in own.items() if key != "weight.frames"}
+    own = own if usual else {key: value for key, value in own.items() if key != "weight.frames"}
+    with contextlib.suppress(InputError):  # a world of Gymnasium's that is not installed here
+        there = dict(_flat(asdict(world_of(run.environment, run.frames).learning)))
+        own |= {f"learning.{key}": v for key, v in _flat(asdict(run.learning)) if v != there[key]}
+    return own
 
 
 def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from onefold.methods.prior import generators
 from onefold.nets import fuse
 from onefold.rl.agents import Agent, Learning
 from onefold.rl.host import Host
-from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, standardise_by
+from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, rewarded, standardise_by
 from onefold.rl.replay import Drawn, Replay
 from onefold.rl.returns import picked
 from onefold.rl.values import Said, Values, judged, preferences, worth
@@ -79,7 +79,7 @@ class Learner:
             self.optimisers.append(adam(curious_own, lr=agent.bonus_lr))
         self.copy_target()
         self._steps = [quick(self._step), *(quick(optimiser.step) for optimiser in self.optimisers[1:])]
-        self._say, self._see, self._judge, self._reward = quick(_said), quick(_saw), quick(judged), quick(_rewarded)
+        self._say, self._see, self._judge, self._reward = quick(_said), quick(_saw), quick(judged), quick(rewarded)
         self._fetch = quick(self.replay.fetch)
         self._sharpen = quick(self.values.trunk.sharpen)
         self._seen = Host(environments, frame, dtype, device)
@@ -152,8 +152,12 @@ class Learner:
 
     def check(self) -> None:
         """End the run if there is anything that is no number."""
-        if not all(t.isfinite().all() for t in (self.statistics, *self._own)):
+        if not all(t.isfinite().all() for t in (self.statistics, *(parameter for _, parameter in self._moved()))):
             raise TrainingError("the loss is no number any more; the last checkpoint is good. The rates are too large")
+
+    def close(self) -> None:
+        """Let go of everything: it refers to itself, and gigabytes would stay until Python looks for such circles."""
+        self.__dict__.clear()
 
     def networks(self) -> dict[str, Tensor]:
         """What it takes to act."""
@@ -292,15 +296,6 @@ def _said(values: Values, x: Tensor) -> Said:
 
 def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return bonus.seen(_prepared(x), uniforms)
-
-
-@torch.no_grad()
-def _rewarded(agent: Agent, scale: Scale, news: Tensor, weight: Tensor, rewards: Tensor) -> Float[Tensor, "s n"]:
-    """Rewards with the bonus, or beside it, in deviations of its own unless it is a share."""
-    scale.update(news)
-    if agent.apart:
-        return torch.stack([rewards, agent.weight.first * scale(news)])
-    return (rewards + weight * (news if agent.untried else scale(news)))[None]
 
 
 def _prepared(x: Tensor) -> Tensor:

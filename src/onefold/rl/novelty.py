@@ -274,3 +274,12 @@ class Scale(nn.Module):
     @property
     def empty(self) -> bool:
         return bool(self.sums[0] == 0)
+
+
+@torch.no_grad()
+def rewarded(agent: Agent, scale: Scale, news: Tensor, weight: Tensor, rewards: Tensor) -> Float[Tensor, "s n"]:
+    """Rewards with the bonus, or beside it, in deviations of its own unless it is a share."""
+    scale.update(news)
+    if agent.apart:
+        return torch.stack([rewards, agent.weight.first * scale(news)])
+    return (rewards + weight * (news if agent.untried else scale(news)))[None]

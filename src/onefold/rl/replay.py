@@ -151,8 +151,8 @@ class Replay:
         """
         flat = self.priority.flatten()
         upto = flat.double().cumsum(0)
-        places = (torch.arange(len(uniforms), device=self.device) + uniforms) / len(uniforms)
-        index = torch.searchsorted(upto, places.double() * upto[-1], right=True)
+        places = (torch.arange(len(uniforms), device=self.device) + uniforms.double()) / len(uniforms)
+        index = torch.searchsorted(upto, places * upto[-1], right=True)
         index = torch.where(flat[index.clamp(max=len(flat) - 1)] > 0, index, flat.argmax()).clamp(max=len(flat) - 1)
         chance = flat[index] / upto[-1] * (flat > 0).sum()
         weights = chance.float() ** -beta

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onefold import store
-from onefold.errors import FileError
+from onefold.errors import FileError, warn
 from onefold.inputs import pick_device
 from onefold.provenance import provenance
 from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
@@ -180,23 +181,44 @@ def _training(run: Run, folder: Folder, device: torch.device, workers: int | Non
             yield training
     finally:
         training.environments.close()
+        training.learner.close()
 
 
 @contextlib.contextmanager
 def _board(path: Path, frames: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Takes rows of progress for TensorBoard, where it is installed; what it has of later frames is forgotten."""
+    """Takes rows of progress for TensorBoard, where it is installed; what it has of later frames is forgotten. If its
+    files cannot be written the run goes on without it."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         yield lambda _: None
         return
-    with SummaryWriter(str(path), purge_step=frames + 1) as writer:
+    writers: list[Any] = []
 
-        def add(row: dict[str, Any]) -> None:
-            for name in PROGRESS_COLUMNS[1:]:
-                writer.add_scalar(name, row[name], row["frames"])
+    def add(row: dict[str, Any]) -> None:
+        try:
+            for name in PROGRESS_COLUMNS[1:] if writers else ():
+                writers[0].add_scalar(name, row[name], row["frames"])
+        except OSError as error:
+            give_up(error)
 
+    def give_up(error: OSError) -> None:
+        warn(f"TensorBoard gets no more of this run ({error.strerror}), which goes on without it")
+        writers.clear()
+
+    before = threading.excepthook
+    threading.excepthook = lambda what: None if isinstance(what.exc_value, OSError) else before(what)  # of its thread
+    try:
+        writers.append(SummaryWriter(str(path), purge_step=frames + 1))
+    except OSError as error:
+        give_up(error)
+    try:
         yield add
+    finally:
+        with contextlib.suppress(OSError):
+            for writer in writers:
+                writer.close()
+        threading.excepthook = before
 
 
 def _under(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:

@@ -348,7 +348,7 @@ def copied(done: Path, to: Path) -> Path:
 def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases: list[tuple[list[str], str]] = [
         (["rl", "train", "-o", str(done)], "is not empty and holds a run: go on with it by `onefold rl resume`"),
-        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-2"], "chain-N has an N of 3 to 100, not 2"),
+        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-2"], "chain-N has an N of at least 3, not 2"),
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "Doom-v9"],
             "there is no environment 'Doom-v9'; known are",
@@ -360,6 +360,10 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--workers", "-3"],
             "--workers: a whole number",
+        ),
+        (
+            ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--set", "learning.memory.capacity=1e13"],
+            "a replay of 10,000,000,000,000 needs 418.4 TiB of memory",
         ),
         (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.rate=1"], "'agent.rate=1' changes no setting"),
         (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.lr=low"], "the setting lr cannot be 'low'"),

@@ -144,6 +144,24 @@ def test_a_killed_process_costs_a_grid_one_run_and_that_goes_on(
         assert networks(seed) == networks("alone" / seed.relative_to("runs"))
 
 
+@pytest.mark.slow
+def test_runs_on_ray_are_where_they_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have the working folder of whoever began the cluster."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    for name in ("cluster", "mine"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "cluster")
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    monkeypatch.chdir(tmp_path / "mine")
+    try:
+        for _ in range(2):
+            assert main([*GRID, "-o", "runs", "--engine", "ray"]) == 0
+            assert Folder(Path("runs/dqn/chain-8/seed0")).trained() == 800
+    finally:
+        ray.shutdown()
+    assert not list((tmp_path / "cluster").iterdir())
+
+
 def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
     first = train(RUN, tmp_path / "run", device="cpu")
     next(first)

@@ -5,6 +5,7 @@ n-step window is not complete, where an episode's last frame lies (nothing follo
 have been overwritten. So no window ever crosses an episode's start or the write head.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from onefold.errors import InputError
+from onefold.memory import available, require
 
 GOES_ON, TERMINATED, TRUNCATED, NOTHING = 0, 1, 2, 3  # how a slot's step ended; NOTHING: no step was made from it
 SMALLEST = 1e-6  # added to every priority, so that none is forgotten
@@ -75,6 +77,9 @@ class Replay:
                 f"stacks of {memory.stack} and returns of {memory.n_step} steps"
             )
         slots = (self.length, environments)
+        size = math.prod(slots) * (math.prod(frame) * dtype.itemsize + 14)
+        limit = available(device)
+        require(size, limit, what=f"a replay of {memory.capacity:,}", way_out="let learning.memory.capacity be smaller")
         self.frames = torch.zeros(*slots, *frame, dtype=dtype, device=device)
         self.actions = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.rewards = torch.zeros(slots, dtype=torch.float32, device=device)

@@ -14,6 +14,7 @@ from onefold.rl.rows import Make
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
 KNOWN = (*DOOM, "chain-N", "deep-sea-N")
 SMALL = re.compile(r"(chain|deep-sea)-(\d+)")
+SMALLEST = {"chain": 3, "deep-sea": 1}
 FADING = 0.66  # of a run: the paper's bonus falls for 3.3 of its 5 million frames
 
 
@@ -44,8 +45,8 @@ def world(name: str, frames: int) -> World:
         size = int(found[2][:9])
         if found[1] == "deep-sea":  # a step off the only way to the treasure must not count for the steps before it
             small = replace(small, memory=replace(small.memory, n_step=1), target_every=80)
-        if not 3 <= size <= 100:
-            raise InputError(f"{found[1]}-N has an N of 3 to 100, not {size}")
+        if size < SMALLEST[found[1]]:
+            raise InputError(f"{found[1]}-N has an N of at least {SMALLEST[found[1]]}, not {size}")
         return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
     if name not in gymnasium.registry:
         raise InputError(f"there is no environment {name!r}; known are {', '.join(KNOWN)}, and those of Gymnasium")

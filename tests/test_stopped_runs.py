@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from onefold.rl.play import Player
 from onefold.rl.replay import Memory, Replay
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import run_of
+from onefold.rl.told import lasting
 
 RUN = run_of("dqn", "chain-8", 800, 0)
 GRID = ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--seeds", "0", "--frames", "800", "--device", "cpu"]
@@ -135,7 +137,7 @@ def test_a_killed_process_costs_a_grid_one_run_and_that_goes_on(
     thread.join()
     said = capsys.readouterr().err
     assert said.count("failed: its process was killed or ran out of memory") == 1
-    assert said.count(f"{frames:,} frames") == 1
+    assert said.count(f": {frames:,} frames") == 1
     assert Folder(seeds[1]).trained() < Folder(seeds[0]).trained() == frames
     (seeds[0] / NETWORKS).write_bytes((seeds[0] / NETWORKS).read_bytes()[:-9])
     assert main(many) == 0
@@ -172,8 +174,11 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
     assert len(Folder(tmp_path / "run").rows(PROGRESS)) == 200
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
-def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "sign"), [("train", signal.SIGINT), ("resume", signal.SIGTERM), ("train", signal.SIGHUP)]
+)
+def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Signals, tmp_path: Path) -> None:
+    """Or has it stopped by a scheduler, or by closing the terminal."""
     out = tmp_path / "run"
     options = ["--agent", "dqn", "--env", "chain-8", "--frames", "1e5", "-o", str(out)]
     if command == "resume":
@@ -187,7 +192,7 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, tmp_path: Path) -
     while not (out / PROGRESS).exists() or len(Folder(out).rows(PROGRESS)) <= before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM if command == "resume" else signal.SIGINT)  # answered alike
+    process.send_signal(sign)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")
@@ -328,3 +333,41 @@ def test_a_run_too_short_to_learn_anything_says_so(tmp_path: Path, capsys: pytes
     options = ["--agent", "dqn", "--env", "chain-8", "--frames", "400", "--device", "cpu"]
     assert main(["rl", "train", "-o", str(tmp_path / "run"), *options]) == 0
     assert "warning: nothing will be learned: that begins after 500 frames" in capsys.readouterr().err
+
+
+def test_nobody_waits_for_long_to_hear_of_a_slow_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, lines and checkpoints come by the clock, too; and what is worth a remark is said once."""
+    for name, seconds in (("runs.PATIENCE", 0.02), ("runs.SAFE", 0.05), ("told.PAUSE", 0.01), ("told.SLOW", 5.0)):
+        monkeypatch.setattr(f"onefold.rl.{name}", seconds)
+    kept: list[int] = []
+    keep = Folder.keep
+    monkeypatch.setattr(Folder, "keep", lambda *args: kept.append(1) or keep(*args))
+    monkeypatch.setattr("onefold.rl.runs.REPORTS", 1)
+    options = ["--env", "CartPole-v1", "--frames", "1200", "--device", "cpu", "--set", "agent.low=-1", "agent.high=1"]
+    assert main(["rl", "train", *options, "-o", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("on a CPU, 4 environments, learning begins after 500 frames")
+    assert len(Folder(tmp_path / "run").rows(PROGRESS)) > 10
+    assert sum(" frames, " in line and "/s" in line for line in said) > 10
+    learned = [line for line in said if re.search(r": 1,\d\d\d frames", line)]
+    assert any(line.endswith(" min left") for line in learned)
+    assert not any("left" in line for line in said if re.search(r": [1-4]?\d?\d frames", line))
+    assert sum("% of the returns lie beyond -1 and 1" in line for line in said) == 1
+    assert sum("it is made for a GPU" in line for line in said) <= 1
+    assert len(kept) > 5
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(30, "0.5 min"), (7100, "118.3 min"), (7300, "2.0 h"), (2e5, "2 days")])
+def test_how_long_it_takes_is_said_in_fitting_units(seconds: float, words: str) -> None:
+    assert lasting(seconds) == words
+
+
+def test_many_runs_that_cannot_begin_say_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vizdoom", None)
+    assert main(["rl", "search", "csd", "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("vizdoom") == 1
+    assert not list(tmp_path.iterdir())

@@ -5,19 +5,23 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+OTHERS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is."""
+    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is. So is SIGHUP, of a
+    terminal that is closed, unless it is ignored (`nohup`)."""
     try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = {sign: signal.signal(sign, signal.default_int_handler) for sign in OTHERS if _may_end(sign)}
     except ValueError:  # a thread does not hear of it
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for sign, answer in before.items():
+            signal.signal(sign, answer)
 
 
 @contextlib.contextmanager
@@ -31,7 +35,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(sign)
 
-    alike = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is signal.default_int_handler]
+    alike = [s for s in (signal.SIGINT, *OTHERS) if signal.getsignal(s) is signal.default_int_handler]
     try:
         before = {sign: signal.signal(sign, note) for sign in alike}
     except ValueError:  # a thread does not hear of it
@@ -42,3 +46,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for sign, answer in before.items():
             signal.signal(sign, answer)
+
+
+def _may_end(sign: signal.Signals) -> bool:
+    return signal.getsignal(sign) is signal.SIG_DFL

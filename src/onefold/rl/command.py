@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from onefold.rl.told import counted, shown, told, under_way
+from onefold.rl.told import check, counted, shown, told, under_way
 
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -42,7 +42,7 @@ class Train:
     workers: int | None = None
     """Processes that run them."""
     checkpoint: float | None = None
-    """Frames between two checkpoints; a quarter of them all, and at most a million, if it is not said."""
+    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
     device: Device = "auto"
     """Where to learn."""
 
@@ -51,15 +51,14 @@ class Train:
         return _onward(self.out)
 
     def __call__(self) -> None:
-        from onefold.errors import warn
         from onefold.rl.runs import train
         from onefold.rl.settings import changed, run_of
 
         run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
         run = changed(run, self.settings)
-        if run.frames <= run.learning.start:
-            warn(f"nothing will be learned: that begins after {run.learning.start:,} frames of this world")
-        shown(train(run, self.out, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
+        how = _how(self.device, self.workers, self.checkpoint)
+        check([run])
+        shown(train(run, self.out, **how), run, self.device)
         _trained(self.out, self.env)
 
 
@@ -72,7 +71,7 @@ class Resume:
     workers: int | None = None
     """Processes that run the environments."""
     checkpoint: float | None = None
-    """Frames between two checkpoints; a quarter of them all, and at most a million, if it is not said."""
+    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
     device: Device = "auto"
     """Where to learn."""
 
@@ -90,7 +89,7 @@ class Resume:
             if Folder(self.run).trained() >= run.frames:
                 print(f"{self.run}: has been trained to its end before")
                 return
-        shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run.frames, str(run))
+        shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run, self.device)
         _trained(self.run, run.environment)
 
 
@@ -118,7 +117,7 @@ class Grid:
     workers: int | None = None
     """How many at a time."""
     checkpoint: float | None = None
-    """Frames between two checkpoints; a quarter of a run, and at most a million, if it is not said."""
+    """Frames between two checkpoints; if it is not said, a quarter of a run, and at least one every 15 minutes."""
     device: Device = "auto"
     """Where to learn."""
 
@@ -132,6 +131,7 @@ class Grid:
         how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
         frames = _count(self.frames, "--frames")
         planned = jobs(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
+        check([job.run for job in planned], elsewhere=self.engine == "ray")
         with under_way(planned):
             failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
         if len(failed) < len(planned):
@@ -155,6 +155,8 @@ class Search:
     """Of each trial, and of which are tried if not all."""
     trials: int | None = None
     """At most so many points of the grid, drawn at random."""
+    settings: Settings = ()
+    """Other settings than the agent's own, for all trials, as for `onefold rl grid`."""
     engine: Engine = "serial"
     """As for `onefold rl grid`."""
     workers: int | None = None
@@ -170,11 +172,14 @@ class Search:
         from onefold.rl.grid import done, final_return, trials
 
         frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
-        planned = trials(self.agent, self.env, frames, self.seed, self.out, most, device=self.device)
+        planned = trials(self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device)
+        check([job.run for job in planned], elsewhere=self.engine == "ray")
         with under_way(planned):
             failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
         found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
         known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
+        if known:
+            print("The best, by the mean return of episodes in the last tenth of the frames:")
         for name in sorted(known, key=lambda name: -known[name])[:5]:
             print(f"{name}: return {known[name]:.4f}")
         return 1 if failed else 0

@@ -63,11 +63,20 @@ def jobs(
     return [Job(run=changed(run, settings), out=out / str(run), **how) for run in dict.fromkeys(runs)]
 
 
-def trials(agent: str, world: str, frames: int, seed: int, out: Path, most: int | None = None, **how: Any) -> list[Job]:
+def trials(
+    agent: str,
+    world: str,
+    frames: int,
+    seed: int,
+    out: Path,
+    most: int | None = None,
+    settings: Sequence[str] = (),
+    **how: Any,
+) -> list[Job]:
     """The paper's search space of an agent; at most so many of its points, drawn without repetition."""
     if agent not in SPACES:
         raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
-    space, base = SPACES[agent], run_of(agent, world, frames, seed)
+    space, base = SPACES[agent], changed(run_of(agent, world, frames, seed), settings)
     points = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
     if most is not None and most < len(points):
         points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:most]]

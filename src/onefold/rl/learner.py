@@ -153,7 +153,10 @@ class Learner:
     def check(self) -> None:
         """End the run if there is anything that is no number."""
         if not all(t.isfinite().all() for t in (self.statistics, *(parameter for _, parameter in self._moved()))):
-            raise TrainingError("the loss is no number any more; the last checkpoint is good. The rates are too large")
+            raise TrainingError(
+                "the loss is no number any more; the last checkpoint is good. agent.lr or agent.bonus_lr is too large, "
+                "or the environment gives what is no number: train anew in another folder with smaller ones"
+            )
 
     def close(self) -> None:
         """Let go of everything: it refers to itself, and gigabytes would stay until Python looks for such circles."""

@@ -32,6 +32,8 @@ RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
 MAPS = 20  # times that the map of visited places is written in a run
 LONGEST = 1_000_000  # frames between two checkpoints
+SAFE = 900.0  # seconds between two checkpoints, at most, unless it is said how many frames
+PATIENCE = 20.0  # seconds without a row of progress, at most
 COMPILED_FROM = 500_000  # frames: below, compiling costs more than it saves
 
 
@@ -91,27 +93,33 @@ class Training:
         self._share()
 
     def go(self, every: int | None) -> Iterator[dict[str, Any]]:
-        """Train to the end; a row of progress now and then. Who interrupts it is left a checkpoint."""
+        """Train to the end; a row of progress now and then, the first when all is ready. Who interrupts it is left a
+        checkpoint."""
         count, started, before = self.run.environments, time.monotonic(), self.seconds
         report = max(count, self.run.frames // REPORTS)
+        safe = math.inf if every else SAFE
         every = every or max(1, min(LONGEST, self.run.frames // 4))
-        last, at = self.loop.frames, started
+        last, at, kept = self.loop.frames, started, started
+        nothing = dict.fromkeys(PROGRESS_COLUMNS, float("nan"))
+        yield nothing | {"frames": last, "seconds": before, "episodes": self.episodes, "replaced": self._replaced()}
         with _board(self.folder.path, last) as board, interruptible() as interrupted:
             for moment in self.loop:
                 self._note(moment)
-                self.seconds = before + time.monotonic() - started
+                now = time.monotonic()
+                self.seconds = before + now - started
                 done = moment.frames >= self.run.frames
-                if done or moment.frames % report < count:
-                    speed = (moment.frames - last) / max(1e-9, time.monotonic() - at)
-                    last, at = moment.frames, time.monotonic()
+                if done or moment.frames % report < count or now > at + PATIENCE:
+                    speed = (moment.frames - last) / max(1e-9, now - at)
+                    last, at = moment.frames, now
                     row = self._row(moment.frames, speed)
                     self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
                     board(row)
                     yield row
                 if moment.frames % max(count, self.run.frames // MAPS) < count:
                     self.folder.visited(self.visits)
-                if done or moment.frames % every < count or interrupted():
+                if done or moment.frames % every < count or now > kept + safe or interrupted():
                     self.keep()
+                    kept = time.monotonic()
                 if interrupted():
                     raise KeyboardInterrupt
 
@@ -144,8 +152,8 @@ class Training:
 def train(
     run: Run, out: str | Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints, a
-    quarter of them all if it is not said, and at most a million."""
+    """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints; if
+    it is not said, a quarter of them all, at most a million, and at most what a quarter of an hour makes."""
     folder, place = Folder(Path(out)), pick_device(device)
     folder.check_new()
     with _training(run, folder, place, workers) as training, folder.alone():

@@ -4,38 +4,107 @@ import contextlib
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command's help needs none of them
     from onefold.rl.grid import Ended, Job
     from onefold.rl.play import Played
+    from onefold.rl.settings import Run
 
-PAUSE = 60.0  # seconds between two words on how far many runs are
+PAUSE = 60.0  # seconds between two words on how far runs are
+SLOW = 86_400.0  # seconds left that are worth a remark
+OUTSIDE = 0.05  # share of the returns off the support that is
 
 
-def shown(rows: Iterable[dict[str, Any]], total: int, label: str) -> None:
-    """Progress as it comes: a bar where a person watches, else a line every twentieth of the way."""
+def check(runs: "Sequence[Run]", *, elsewhere: bool = False) -> None:
+    """What can be said of runs before they begin: how many there are, and that nothing will come of them. Worlds that
+    cannot be made here end it now, not run after run, unless they are to be made `elsewhere`."""
+    from onefold.errors import warn
+    from onefold.rl.rows import form
+    from onefold.rl.worlds import world
+
+    for name in dict.fromkeys(run.environment for run in runs if not elsewhere):
+        form(world(name, runs[0].frames).make)
+    if len(runs) > 1:
+        print(f"{len(runs)} runs of {runs[0].frames:,} frames", file=sys.stderr, flush=True)
+    if starts := {run.learning.start for run in runs if run.frames <= run.learning.start}:
+        warn(f"nothing will be learned: that begins after {min(starts):,} frames of this world")
+
+
+def shown(rows: Iterator[dict[str, Any]], run: "Run", device: str) -> None:
+    """Progress as it comes: a bar where a person watches, else a line every twentieth of the way and every minute."""
+    from onefold.inputs import pick_device
+
+    where = "a GPU" if pick_device(device).type == "cuda" else "a CPU"
+    first = f"{run}: on {where}, {run.environments} environments, learning begins after {run.learning.start:,} frames"
+    left, begun = _Left(run), next(rows)["frames"]
     if not sys.stderr.isatty():
-        last = 0
+        print(first, file=sys.stderr, flush=True)
+        part, at = 20 * begun // run.frames, time.monotonic()
         for row in rows:
-            if row["frames"] >= total or 20 * row["frames"] // total > last:
-                last = 20 * row["frames"] // total
-                left = max(0.0, total - row["frames"]) / max(1e-9, row["frames_per_second"])
-                print(f"{label}: {_line(row)}, {left / 60:.1f} min left", file=sys.stderr, flush=True)
+            words = left.after(row)
+            if 20 * row["frames"] // run.frames > part or time.monotonic() > at + PAUSE:
+                part, at = 20 * row["frames"] // run.frames, time.monotonic()
+                print(f"{run}: {_line(row)}{words}", file=sys.stderr, flush=True)
+            for remark in left.remarks():
+                print(f"{run}: {remark}", file=sys.stderr, flush=True)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.table import Column
 
     text = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    columns = (BarColumn(16), TaskProgressColumn(), TimeRemainingColumn(compact=True), text)
     console = Console(stderr=True)
-    console.print(label, style="bold")
-    with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task(label, total=total, line="…")
+    console.print(first, style="bold")
+    with Progress(BarColumn(16), TaskProgressColumn(), text, console=console, expand=True) as bar:
+        task = bar.add_task(str(run), total=run.frames, completed=begun, line="…")
         for row in rows:
-            bar.update(task, completed=row["frames"], line=_line(row))
+            bar.update(task, completed=row["frames"], line=f"{_line(row)}{left.after(row)}")
+            for remark in left.remarks():
+                bar.print(remark)
+
+
+class _Left:
+    """How long a run will take, by its last rows of progress since learning began, and what is worth a remark."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run, self._rows, self._said = run, deque[dict[str, Any]](maxlen=20), set[str]()
+        self._seconds = 0.0
+
+    def after(self, row: dict[str, Any]) -> str:
+        if row["frames"] <= self._run.learning.start:
+            return ""
+        self._rows.append(row)
+        made, taken = (row[name] - self._rows[0][name] for name in ("frames", "seconds"))
+        self._seconds = (self._run.frames - row["frames"]) * taken / made if made else 0.0
+        return f", {lasting(self._seconds)} left" if self._seconds else ""
+
+    def remarks(self) -> Iterator[str]:
+        """Each once."""
+        agent, found = self._run.agent, dict[str, str]()
+        if self._seconds > SLOW:
+            found["slow"] = (
+                f"this will take {lasting(self._seconds)}: it is made for a GPU; fewer --frames or smaller networks "
+                "take less (--set learning.channels=[8,8,16] learning.batch=32)"
+            )
+        if len(self._rows) > 1 and self._rows[-1]["outside"] > OUTSIDE:
+            found["outside"] = (
+                f"{self._rows[-1]['outside']:.0%} of the returns lie beyond {agent.low:g} and {agent.high:g}, where "
+                "nothing can be told apart: widen that by --set agent.low=… agent.high=…"
+            )
+        for name in found.keys() - self._said:
+            self._said.add(name)
+            yield found[name]
+
+
+def lasting(seconds: float) -> str:
+    """90 -> '1.5 min'."""
+    for unit, length, most in (("min", 60.0, 120.0), ("h", 3600.0, 48.0)):
+        if seconds < most * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
 def counted(played: "Iterator[Played]", count: int) -> "Iterator[Played]":
@@ -59,7 +128,7 @@ def under_way(jobs: "Sequence[Job]") -> Iterator[None]:
         while not stop.wait(PAUSE):
             made = _made(jobs)
             speed = (made - begun) / (time.monotonic() - started)
-            left = f", {(total - made) / speed / 3600:.1f} h left" if speed > 0 else ""
+            left = f", {lasting((total - made) / speed)} left" if speed > 0 else ""
             print(f"all runs: {made:,} of {total:,} frames, {speed:,.0f}/s{left}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=tell, daemon=True)

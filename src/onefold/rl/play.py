@@ -50,16 +50,19 @@ class Player:
         try:
             self.run = from_plain(Run, header["run"])
             self.frames = int(header["frames"])
-            self.make = world(self.run.environment, self.run.frames).make
-            self.form = form(self.make)
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise FileError(f"{path}: damaged, or not of an agent ({type(error).__name__})") from None
+        self.make = world(self.run.environment, self.run.frames).make
+        self.form = form(self.make)
+        try:
             shape = self.run.learning.memory.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
             self.values = Values(self.run.agent, self.run.learning, shape, self.form.actions, weights)
             own = {name.removeprefix("values."): tensor for name, tensor in unpacked(tensors).items()}
             given = {name: t for name, t in self.values.state_dict().items() if name.startswith("prior.")}
             self.values.load_state_dict({**given, **own})  # priors come from the seed
-        except (KeyError, RuntimeError, TypeError, InputError) as error:
-            raise FileError(f"{path}: damaged, or not of an agent ({type(error).__name__})") from None
+        except (KeyError, RuntimeError, TypeError, InputError) as error:  # sizes that do not fit the world
+            raise FileError(f"{path}: damaged, or not of this agent ({type(error).__name__})") from None
         self.values.requires_grad_(False)
         if self.frames < self.run.frames:
             warn(f"these networks were trained for {self.frames:,} of {self.run.frames:,} frames")

@@ -47,7 +47,7 @@ def shown(rows: Iterator[dict[str, Any]], run: "Run", device: str) -> None:
             words = left.after(row)
             if 20 * row["frames"] // run.frames > part or time.monotonic() > at + PAUSE:
                 part, at = 20 * row["frames"] // run.frames, time.monotonic()
-                print(f"{run}: {_line(row)}{words}", file=sys.stderr, flush=True)
+                print(f"{run}: {words}{_line(row)}", file=sys.stderr, flush=True)
             for remark in left.remarks():
                 print(f"{run}: {remark}", file=sys.stderr, flush=True)
         return
@@ -61,7 +61,7 @@ def shown(rows: Iterator[dict[str, Any]], run: "Run", device: str) -> None:
     with Progress(BarColumn(16), TaskProgressColumn(), text, console=console, expand=True) as bar:
         task = bar.add_task(str(run), total=run.frames, completed=begun, line="…")
         for row in rows:
-            bar.update(task, completed=row["frames"], line=f"{_line(row)}{left.after(row)}")
+            bar.update(task, completed=row["frames"], line=f"{left.after(row)}{_line(row)}")
             for remark in left.remarks():
                 bar.print(remark)
 
@@ -79,7 +79,7 @@ class _Left:
         self._rows.append(row)
         made, taken = (row[name] - self._rows[0][name] for name in ("frames", "seconds"))
         self._seconds = (self._run.frames - row["frames"]) * taken / made if made else 0.0
-        return f", {lasting(self._seconds)} left" if self._seconds else ""
+        return f"{lasting(self._seconds)} left, " if self._seconds else ""
 
     def remarks(self) -> Iterator[str]:
         """Each once."""

@@ -131,3 +131,11 @@ def test_calibrating_on_other_data_warns(name: str) -> None:
     ):
         detector.calibrate(3 + 2 * vectors(200, seed=1))
     assert "likeness" not in [w.name for w in detector.diagnose(vectors(300, seed=2), show=False) if w.ok is False]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.floats(0.05, 0.5))
+def test_benjamini_hochberg_steps_up(numbers: list[int], fdr: float) -> None:
+    """All up to the largest p-value that lies below its line, whatever those before it do."""
+    p = np.array(numbers) / 40
+    k = max((k for k in range(1, len(p) + 1) if np.sort(p)[k - 1] <= fdr * k / len(p)), default=0)
+    np.testing.assert_array_equal(benjamini_hochberg(p, fdr), p <= (np.sort(p)[k - 1] if k else -1))

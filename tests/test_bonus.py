@@ -256,3 +256,19 @@ def test_the_generator_of_others_is_left_alone() -> None:
     bonus.update(numbers(20, 4))
     assert torch.equal(torch.rand(3), wanted)
     assert isinstance(bonus._chance, Generator)
+
+
+def test_the_mean_of_a_share_keeps_up_and_deviations_do_not() -> None:
+    for kind, memory in ((CSDBonus, 20), (LastLayerGPBonus, 20), (RNDBonus, 1000)):
+        bonus = made(kind)
+        bonus.update(numbers(4, 5))
+        assert bonus.scale.keep == 1 - 1 / memory
+
+
+def test_a_reset_by_hand_begins_an_episode_whose_first_step_counts() -> None:
+    env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps, Steps]), Counting())
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.zeros(2, int))
+    env.reset(seed=0)
+    np.testing.assert_array_equal(env.step(np.zeros(2, int))[4]["intrinsic_reward"], [11, 11])

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from torch import Generator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.distil import similarity_loss
 from onefold.errors import InputError
+from onefold.nets import Standardise
 from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
 from onefold.rl.learner import Learner
 from onefold.rl.novelty import CSDNovelty, RNDNovelty, Scale, Settling, rewarded
@@ -372,3 +374,32 @@ def test_neither_acting_nor_learning_asks_the_host_for_a_number(name: str) -> No
         mind._remembered()
         mind._acted()
         mind._learned()
+
+
+def test_every_second_context_of_vectors_has_noise_in_standard_deviations() -> None:
+    generator, std = Generator().manual_seed(0), torch.tensor([1.0, 10.0, 0.1])
+    first = Standardise(torch.zeros(3), std)
+    bonus = CSDNovelty((3,), generator, hidden=(8,), outputs=4, noise=4.0, first=first)
+    x = torch.randn(4000, 3, generator=generator)
+    moved = bonus._contexts(x, torch.rand(4000, bonus.uniforms, generator=generator)) - x
+    noisy = moved.any(1)
+    assert float(noisy.float().mean()) == pytest.approx(0.5, abs=0.05)
+    torch.testing.assert_close(moved[noisy].std(0), 4 * std, rtol=0.1, atol=0)
+
+
+def test_views_are_a_crop_and_a_perspective_of_the_picture() -> None:
+    """Pixel by pixel by SciPy, of a picture that is wider than high."""
+    x, u = torch.rand(6, 1, 10, 14, generator=Generator().manual_seed(0)), uniforms(6)
+    views = Views(apply=1, perspective=1)
+    found, back = viewed(x, u, views), _perspective(u[:, 5:14], views).double().numpy()
+    columns, rows = ((2 * np.arange(n) + 1) / n - 1 for n in (14, 10))
+    for i, (area, aspect, left, top, flip) in enumerate(u[:, :5].double().numpy()):
+        side, stretch = np.sqrt(0.75 + 0.25 * area), (4 / 3) ** (aspect - 0.5)
+        across, down = min(side * stretch, 1), min(side / stretch, 1)
+        seen_x = (-across if flip < 0.5 else across) * columns + (1 - across) * (2 * left - 1)
+        seen_y = down * rows + (1 - down) * (2 * top - 1)
+        points = np.stack([*np.meshgrid(seen_x, seen_y), np.ones((10, 14))])
+        a, b, depth = np.einsum("ij,jhw->ihw", back[i], points)
+        where = [((b / depth + 1) * 10 - 1) / 2, ((a / depth + 1) * 14 - 1) / 2]
+        exact = ndimage.map_coordinates(x[i, 0].numpy(), where, order=1, mode="grid-constant")
+        np.testing.assert_allclose(found[i, 0].numpy(), exact, atol=1e-3)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from users_models import ResNet, TextClassifier, regressor
 
 import onefold
-from onefold import metrics
+from onefold import diagnosis, metrics
 from onefold.detector import Exports
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import from_model
@@ -560,6 +560,7 @@ def test_weights_of_a_half_life_by_hand() -> None:
     phi = torch.nn.functional.normalize(kernel.features(torch.from_numpy(x)), dim=1).double()
     weights = torch.exp2(-torch.clamp(torch.arange(49, -1, -1), max=30) / 7)  # the first 20 came without a half-life
     torch.testing.assert_close(gp._fitted().scorer.gram, phi.T @ (weights[:, None] * phi))  # pyright: ignore[reportArgumentType]
+    assert gp._fitted().about["noise"] == pytest.approx(1e-3 * float(weights.sum()) / 6)
 
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
@@ -693,3 +694,48 @@ def test_a_dark_image_cannot_hide_behind_its_small_scale() -> None:
     )
     assert combined > 0.99
     assert combined >= plain
+
+
+def test_the_statistics_of_the_combined_score_by_hand() -> None:
+    relative, scale = torch.rand(2, 500, generator=torch.Generator().manual_seed(0)) + 0.1
+    combine, scale = Combine(), scale**3  # neither logarithm has a deviation of 1
+    combine.learn(relative, scale)
+    logs = np.log([relative.numpy(), (relative * scale).numpy()])
+    z = (logs - logs.mean(1, keepdims=True)) / logs.std(1, keepdims=True)
+    handicap = z.max(0).mean()
+    assert float(combine.handicap) == pytest.approx(handicap, rel=1e-4)
+    found = combine(relative, scale).numpy()
+    np.testing.assert_allclose(found, np.maximum(z[0], z[1] - handicap), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
+def test_the_nearest_neighbour_of_a_remembered_sample_is_itself(name: str) -> None:
+    detector = fit(name, vectors(200))
+    np.testing.assert_array_equal(detector.neighbours(detector.remembered[:9], 3)[:, 0], np.arange(9))
+
+
+def test_a_model_is_seen_from_the_middle_of_its_encodings() -> None:
+    kernel = from_model(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 1)), width=64)
+    state: Any = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(vectors(200))._fitted()
+    torch.testing.assert_close(state.scorer.map.centre, middle(kernel.encode(state.reservoir.samples)))
+
+
+def test_familiarity_is_relative_to_how_unlike_train_samples_are() -> None:
+    assert diagnosis.familiarity(np.full(9, 0.1), 1.0).ok
+    finding = diagnosis.familiarity(np.full(9, 0.1), 0.2)
+    assert finding.value == pytest.approx(0.5)
+    assert not finding.ok
+
+
+def test_few_samples_may_look_unlike_by_chance() -> None:
+    """Ten against ten: chance alone gives an AUROC within ½ ± 4 √(21/1200)."""
+    few, many = np.arange(10.0), np.arange(1000.0) / 100
+    assert diagnosis.likeness(few, "others", 0.1, few + 2).ok
+    assert not diagnosis.likeness(many, "others", 0.1, many + 2).ok
+
+
+def test_held_out_samples_are_forgotten_as_fast_as_the_others() -> None:
+    """A tenth of the stream, so a tenth of the half-life: 20 / ln 2 stay."""
+    csd = fit("CSD", vectors(300)).update(vectors(2000, seed=1), half_life=200)
+    assert len(csd._fitted().held) == 29
+    assert len(csd._fitted().reservoir) == 289

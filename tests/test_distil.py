@@ -263,7 +263,7 @@ def test_the_training_loss_by_hand(normalise: bool, small_init: bool, generator:
 
 def test_the_chain_is_the_papers_table() -> None:
     assert Chain() == Chain(
-        apply=0.25, flip_horizontal=0.25, flip_vertical=0.25, rotate=0.25, blur=0.25, blur_sigma=1.0,
+        apply=0.25, flip_horizontal=0.25, flip_vertical=0.25, rotate=0.25, blur=0.25, blur_sigma=1.0, crop_aspect=4 / 3,
         crop_area=(0.75, 1.0), brightness=0.5, brightness_range=1.0, contrast=0.5, contrast_range=1.0,
     )  # fmt: skip
     assert Architecture() == Architecture(channels=(32,), hidden=(256, 256), outputs=256, normalise=True)
@@ -385,3 +385,28 @@ def test_each_sample_has_its_own_draw_and_the_share_is_kept(generator: Generator
     assert abs(float(changed.double().mean()) - 0.25) < 0.03
     assert len(torch.unique(c[changed].flatten(1), dim=0)) > 0.9 * int(changed.sum())
     torch.testing.assert_close(contexts(x, torch.zeros(2000, dtype=torch.int64), u), c)
+
+
+def test_turns_of_pictures_that_are_not_square_match_scipy() -> None:
+    smooth = torch.zeros(1, 1, 21, 33)
+    smooth[0, 0] = torch.exp(-((torch.arange(21.0)[:, None] - 7) ** 2 + (torch.arange(33.0) - 20) ** 2) / 12)
+    for u7 in (0.6, 0.31):
+        expected = ndimage.rotate(smooth[0, 0].numpy(), (2 * u7 - 1) * 180, reshape=False, order=1)
+        found = augment(smooth, uniforms(1, u7=u7), only(rotate=1))[0, 0].numpy()
+        np.testing.assert_allclose(found, expected, atol=0.02)
+
+
+def test_crops_have_the_asked_aspect_and_place() -> None:
+    middles = (2 * torch.arange(32.0) + 1) / 32 - 1
+    where = torch.stack(torch.meshgrid(middles, middles, indexing="xy"))[None]  # every pixel shows where it is
+    chain = only(crop_area=(0.5, 0.5), crop_aspect=4 / 3)
+    found = augment(where, uniforms(1, u1=1.0, u2=0.9, u3=0.2), chain, -1, 1)[0]
+    across, down = math.sqrt(0.5) * math.sqrt(4 / 3), math.sqrt(0.5) / math.sqrt(4 / 3)
+    torch.testing.assert_close(found[0, 16], across * middles + (1 - across) * 0.8, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[1, :, 16], down * middles - (1 - down) * 0.6, rtol=0, atol=1e-4)
+
+
+def test_a_mixture_gives_every_source_its_own_rows(generator: Generator) -> None:
+    x = torch.arange(100.0)[:, None]
+    c = Mixture((ExtraContexts(-torch.ones(5, 1)), TrainContexts()), (1, 1))(x, *draws(100, generator))
+    torch.testing.assert_close(c, torch.cat([-torch.ones(50, 1), x[50:]]))

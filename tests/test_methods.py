@@ -15,7 +15,7 @@ from torch import Generator, nn
 
 import onefold
 from onefold import metrics
-from onefold.distil import Architecture
+from onefold.distil import Architecture, Chain
 from onefold.errors import InputError, NotFittedError
 from onefold.kernels import from_model, infinite, last_layer
 from onefold.methods import METHODS
@@ -550,3 +550,53 @@ def test_augmented_training_is_for_images() -> None:
         for kind in ("none", "flips")
     )
     assert not np.allclose(plain, changed)
+
+
+def test_knn_is_the_distance_to_the_kth_nearest() -> None:
+    x, query = vectors(80, 3), vectors(20, 3, seed=1)
+    net = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1))
+    sight = [torch.tanh(net[0](torch.from_numpy(a))) for a in (x, query)]
+    z, q = (nn.functional.normalize(each, dim=1).detach().numpy() for each in sight)
+    exact = np.sort(0.5 * ((q[:, None] - z) ** 2).sum(2), axis=1)[:, 2]
+    np.testing.assert_allclose(onefold.KNN(from_model(net), k=3).fit(x).score(query), exact, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_energy_is_its_formula(temperature: float) -> None:
+    query = vectors(9, seed=1)
+    energy = onefold.Energy(Classifier(), temperature=temperature).fit(vectors())
+    logits = query @ Classifier().weight[:5].detach().numpy()
+    exact = -temperature * np.log(np.exp(logits / temperature).sum(1))
+    np.testing.assert_allclose(energy.score(query), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_rnd_is_its_formula() -> None:
+    x = vectors()
+    rnd = fit("RND", x)
+    scorer = rnd._fitted().scorer
+    error = (scorer.predictor(torch.from_numpy(x)) - scorer.target(torch.from_numpy(x))).detach().numpy()
+    np.testing.assert_allclose(rnd.score(x), 0.5 * (error**2).mean(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("x", [vectors(), pictures(40, 8, 8)], ids=["vectors", "pictures"])
+def test_the_scale_of_the_variance_is_that_of_the_features(x: np.ndarray) -> None:
+    csd = fit("CSD", x)
+    state = csd._fitted()
+    features = state.scorer.map.features(state.prepare(torch.from_numpy(x))).double().numpy()
+    np.testing.assert_allclose(csd.variance(x), (features**2).sum(1) * csd.relative(x), rtol=1e-4, atol=1e-6)
+
+
+def test_the_share_of_augmented_contexts_is_the_one_asked_for() -> None:
+    csd = fit("CSD", pictures(40, 8, 8), augment=0.7)
+    state = csd._fitted()
+    assert csd._contexts(state.reader, None, state.prepare).chain == Chain(apply=0.7)
+
+
+def test_training_drops_other_units_for_every_sample() -> None:
+    method = onefold.MCDropout(2, rate=0.3, channels=(4,), hidden=(32,), recipe=SHORT)
+    net = members_of(method.fit(pictures(40, 8, 8), np.arange(40) % 2))
+    x, u = torch.rand(3, 1, 8, 8), torch.rand(3, 96, generator=Generator().manual_seed(0))
+    kept = u >= 0.3
+    z = torch.relu(net.net.trunk(net.first(x))).flatten(1) * kept[:, :64] / 0.7
+    z = torch.relu(net.net.mlp.hidden[0](z)) * kept[:, 64:] / 0.7
+    torch.testing.assert_close(net.thinned(x, u), net.net.mlp.head(z), rtol=1e-4, atol=1e-5)

@@ -112,3 +112,9 @@ def test_scrambling_takes_every_value_from_its_own_place() -> None:
     assert isinstance(y, torch.Tensor)
     assert torch.equal(y.sort(0).values, x)
     assert not torch.equal(x, y)
+
+
+def test_a_part_of_a_memory_is_a_smaller_memory() -> None:
+    few = Reservoir(200, 0).add(numbers(0, 1000), half_life=100).few(20)
+    assert isinstance(few, torch.Tensor)
+    np.testing.assert_array_equal(few[:, 0], kept(Reservoir(20, 0).add(numbers(0, 1000), half_life=100)))

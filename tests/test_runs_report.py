@@ -285,6 +285,28 @@ def test_places_of_a_chain_have_their_numbers(size: int, end: float, tmp_path: P
     assert axes.get_xlim() == (-0.5, end)
 
 
+def test_single_runs_are_within_the_picture_and_worlds_without_a_goal_have_none(tmp_path: Path) -> None:
+    for seed, skill in ((0, 0.0), (1, 1.0)):
+        made(tmp_path / f"{seed}", run_of("dqn", "chain-8", 1000, seed), skill=skill)
+        made(tmp_path / f"cart{seed}", run_of("dqn", "CartPole-v1", 1000, seed), skill=skill)
+    written(tmp_path / "none", run_of("dqn", "deep-sea-5", 1000, 0), [], [])
+    table = build(collect(tmp_path).records)
+    styles, panels = styles_of(table), {}
+    for world in table.worlds:
+        for panel in curve_plates(world, styles, "x", None)[0].panels:
+            axes = Figure().add_subplot()
+            panel.draw(axes)
+            panels[world.name, axes.get_ylabel()] = axes
+    chain = panels["chain-8", "return"]
+    highest = max(float(np.nanmax(line.get_ydata())) for line in chain.lines)
+    assert chain.get_ylim()[1] >= highest > 0.9
+    assert ("CartPole-v1", "return") in panels
+    assert ("CartPole-v1", "episodes, %") not in panels
+    assert [text.get_text() for text in panels["deep-sea-5", "return"].texts] == ["nothing yet"]
+    assert not panels["chain-8", "return"].texts
+    assert "not reached" not in markdown(build(collect(tmp_path / "cart0").records))
+
+
 def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
     for agent, frames in (("csd", 2000), ("dqn", 2000), ("bdqn", 1000)):
         made(tmp_path / agent, run_of(agent, "chain-8", frames, 0), skill=1.0)
@@ -657,7 +679,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs / "<img src=x>" / "progress.csv").write_text("")
     stems = reported(runs, runs / "out")
     assert all(re.fullmatch(r"[a-z0-9_]+", stem) for stem in stems)
-    assert len(set(stems)) == len(stems) == 2 + 3 + 2
+    assert len(set(stems)) == len(stems) == 1 + 3 + 2
     return runs / "out"
 
 

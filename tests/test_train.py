@@ -264,7 +264,7 @@ def test_damaged_files_are_refused_by_name(seed: int, good_file: bytes, tmp_path
 def test_foreign_kinds_and_newer_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     store.save(path, "thing", TENSORS, {})
-    with pytest.raises(FileError, match="is a thing, a checkpoint was expected"):
+    with pytest.raises(FileError, match="is of kind 'thing', and 'checkpoint' was expected"):
         store.load(path, "checkpoint")
     with pytest.raises(FileError, match="cannot be read"):
         store.load(tmp_path / "absent", "thing")

@@ -2,9 +2,7 @@
 
 import errno
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +11,7 @@ import tyro
 
 from onefold.bench.command import Bench
 from onefold.data.command import Data
-from onefold.errors import OnefoldError
+from onefold.errors import OnefoldError, plain_warnings
 from onefold.report.command import Report
 from onefold.rl.command import RL
 from onefold.signals import terminated_as_interrupted
@@ -234,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments or ["--help"],
     )
     try:
-        with _plain_warnings(), terminated_as_interrupted():
+        with plain_warnings(), terminated_as_interrupted():
             return command() or 0
     except OnefoldError as error:
         return _fail(str(error), 2)
@@ -243,6 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = _onward(command) or "the same command"
         advice = f"; make room and go on with: {again}; what was finished is not lost" if full else ""
         return _fail(f"{error.filename or 'file'}: {error.strerror or error}{advice}", 2)
+    except (MemoryError, RuntimeError) as error:
+        from onefold.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        return _fail("there is not enough memory for that: smaller batches or networks take less", 2)
     except KeyboardInterrupt:
         return _fail(_stopped(command), 130)
 
@@ -269,24 +273,6 @@ def _stopped(command: Any) -> str:
     if not isinstance(command, Fit) or not (part := Path(f"{command.out}.part")).exists():
         return "stopped"
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Warnings of ours as one line each, without a line of source code."""
-    from onefold.errors import OnefoldWarning
-
-    with warnings.catch_warnings():
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, OnefoldWarning):
-                print(f"onefold: warning: {message}", file=sys.stderr)
-            else:
-                shown(message, category, *rest)
-
-        warnings.showwarning = show
-        yield
 
 
 def _fail(message: str, status: int) -> int:

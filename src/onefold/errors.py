@@ -1,7 +1,10 @@
 """What can go wrong, by name. Every message is one line that says what was found and what to do."""
 
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 
 class OnefoldError(Exception):
@@ -49,3 +52,19 @@ def warn(message: str) -> None:
             ours = level
         frame = frame.f_back
     warnings.warn(message, OnefoldWarning, stacklevel=ours + 1)
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings of ours as one line each, without a line of source code."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, OnefoldWarning):
+                print(f"onefold: warning: {message}", file=sys.stderr)
+            else:
+                shown(message, category, *rest)
+
+        warnings.showwarning = show
+        yield

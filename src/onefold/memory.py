@@ -30,6 +30,14 @@ def require(needed: int, limit: int, *, what: str, way_out: str) -> None:
         raise NotEnoughMemoryError(f"{what} needs {human(needed)} of memory, {human(limit)} can be used: {way_out}")
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether it was for want of memory. torch has no type for that on a CPU, only words."""
+    words = "not enough memory", "can't allocate memory", "out of memory"
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    )
+
+
 def human(size: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

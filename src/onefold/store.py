@@ -105,8 +105,8 @@ def load(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(header, dict) or not all(map(_is_plain, tensors.values())):
         raise _damaged(path)
     if found != kind:
-        shown = found if isinstance(found, str) and found.isprintable() and len(found) < 40 else "file of unknown kind"
-        raise FileError(f"{path}: is a {shown}, a {kind} was expected")
+        shown = found if isinstance(found, str) and found.isprintable() and len(found) < 40 else "unknown"
+        raise FileError(f"{path}: is of kind {shown!r}, and {kind!r} was expected")
     return tensors, header
 
 

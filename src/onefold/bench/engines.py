@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from onefold.errors import InputError, MissingExtraError, OnefoldError
 from onefold.inputs import whole
+from onefold.memory import ran_out
 
 Engine: TypeAlias = Literal["serial", "processes", "ray"]
 Work: TypeAlias = Callable[[Any], dict[str, Any]]
@@ -42,6 +43,8 @@ def attempt(work: Work, index: int, job: Any) -> Done:
     except OnefoldError as error:
         return Done(index, None, str(error))
     except Exception as error:
+        if ran_out(error):
+            return Done(index, None, "there was not enough memory", traceback.format_exc())
         return Done(index, None, f"{type(error).__name__}: {error}".splitlines()[0][:300], traceback.format_exc())
 
 

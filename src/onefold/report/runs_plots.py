@@ -17,6 +17,7 @@ from onefold.report.runs_read import Record
 from onefold.report.runs_table import RETURN, SUCCESS, Row, Table, World
 from onefold.report.runs_text import made_by, seeds
 from onefold.report.shift_plots import Style
+from onefold.rl.worlds import has_goal
 
 Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
 """Frames, and values at them; NaN where there is none."""
@@ -66,6 +67,11 @@ class Lines(NamedTuple):
         """NaN where there is no whole run, or where one has no value yet."""
         return self.whole.mean(0) if len(self.whole) else np.full(len(self.x), np.nan)
 
+    @property
+    def alone(self) -> list[Float64[np.ndarray, " b"]]:
+        """Runs that are shown one by one."""
+        return list(self.whole) if 2 <= len(self.whole) <= MOST else []
+
 
 def curve_plates(world: World, styles: dict[str, Style], stem: str, coverage: Kind | None) -> list[Plate]:
     """Of one world: how the agents did, and what went on inside them."""
@@ -81,10 +87,11 @@ def overviews(table: Table, styles: dict[str, Style]) -> list[Plate]:
     """Returns, and successes, with a panel for each world."""
     found = []
     for i, (stem, title) in enumerate((("returns", "Returns"), ("successes", "Episodes that reached the goal"))):
-        panels = [_panel(world, styles, _kinds(world)[0][i], world.name) for world in table.worlds]
-        keys, makers = _keys(table.worlds, styles), [f"{world.name}: {_makers(world)}" for world in table.worlds]
+        worlds = [world for world in table.worlds if i < len(_kinds(world)[0])]
+        panels = [_panel(world, styles, _kinds(world)[0][i], world.name) for world in worlds]
+        keys, makers = _keys(worlds, styles), [f"{world.name}: {_makers(world)}" for world in worlds]
         found.append(Plate(stem, "all worlds", title, " ".join([SHADED, *makers]), panels, keys))
-    return found
+    return [plate for plate in found if plate.panels]
 
 
 def _makers(world: World) -> str:
@@ -138,7 +145,7 @@ def _kinds(world: World) -> tuple[list[Kind], list[Kind]]:
         Kind("Return", "return", ended(RETURN)),
         Kind("Reached the goal", "episodes, %", ended(SUCCESS), "shares", 100),
     ]
-    return outside, [
+    return outside[: 1 + has_goal(world.name)], [
         Kind("Bonus", "bonus", learned("bonus"), "lines", has=lambda r: r.run.agent.bonus != "none"),
         Kind("Loss", "loss", learned("loss"), "lines"),
         Kind("Off the support", "target, %", learned("outside"), "lines", 100, lambda r: r.run.agent.atoms > 0),
@@ -174,8 +181,8 @@ def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title
                 half = t_half(lines.whole)
                 band = lines.middle - half, lines.middle + half
                 ax.fill_between(lines.x, *band, color=style.colour, alpha=0.16, lw=0)
-            if 2 <= len(lines.whole) <= MOST:
-                ax.plot(lines.x, lines.whole.T, color=style.colour, ls=style.line, lw=0.8, alpha=0.7)
+            for y in lines.alone:
+                ax.plot(lines.x, y, color=style.colour, ls=style.line, lw=0.8, alpha=0.7)
             for x, y in lines.unfinished:
                 end = np.flatnonzero(np.isfinite(y))[-1:].tolist()
                 ax.plot(x, y, color=style.colour, ls=UNFINISHED, lw=1.3, marker="x", ms=5, markevery=end)
@@ -183,13 +190,16 @@ def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.set_xlim(0, max((lines.x[-1] for lines in found), default=1.0))
-        _heights(ax, kind, [part for lines in found for part in (lines.middle, *(y for _, y in lines.unfinished))])
+        drawn = [[lines.middle, *lines.alone, *(y for _, y in lines.unfinished)] for lines in found]
+        _heights(ax, kind, [y for part in drawn for y in part])
 
     return draw
 
 
 def _heights(ax: Axes, kind: Kind, values: Sequence[np.ndarray]) -> None:
     known = np.concatenate([np.zeros(0), *(part[np.isfinite(part)] for part in values)])
+    if not len(known):
+        ax.text(0.5, 0.5, "nothing yet", transform=ax.transAxes, ha="center", va="center", color=MUTED)
     if kind.high == "shares" or not len(known):
         ax.set_ylim(-3, 103)
         return

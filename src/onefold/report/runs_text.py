@@ -15,6 +15,7 @@ from onefold.report.seeds import mean
 from onefold.report.shift_files import md
 from onefold.report.shift_text import NONE, Cell, Grid, number
 from onefold.rl.visits import SLICES
+from onefold.rl.worlds import has_goal
 
 RULES = (
     "Final figures are over the episodes that ended in the last tenth of a run's frames (if none did, over the last of "
@@ -273,7 +274,7 @@ def _median(row: Row) -> float | None:
 
 
 def _goals(row: Row) -> str:
-    if not row.whole:
+    if not row.whole or not has_goal(row.records[0].run.environment):
         return NONE
     median, count = _median(row), sum(record.first_goal is not None for record in row.whole)
     said = "not reached" if median is None else number(median, 0)
@@ -281,6 +282,8 @@ def _goals(row: Row) -> str:
 
 
 def _goal(record: Record) -> str:
+    if not has_goal(record.run.environment):
+        return NONE
     if record.first_goal is None:
         return "not reached" if record.whole else "not reached yet"
     return number(record.first_goal, 0)

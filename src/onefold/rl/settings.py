@@ -1,7 +1,8 @@
 """A run's settings, and how they come back from a file."""
 
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -60,13 +61,24 @@ def changed(run: Run, settings: Sequence[str]) -> Run:
             part = part.get(key) if isinstance(part, dict) else None
         old = part.get(last) if isinstance(part, dict) else None
         if not equals or old is None or isinstance(old, dict) or above[:1] not in (["agent"], ["learning"]):
-            raise InputError(f"{setting!r} changes no setting; one that does: learning.target_every=2000")
+            near = difflib.get_close_matches(name, _names(content), 1, 0.5)
+            example = f"{near[0]}=…" if near else "learning.target_every=2000"
+            raise InputError(f"{setting!r} changes no setting; one that does: {example}")
         try:
             new = json.loads(value)
         except ValueError:
             new = value  # a word
         part[last] = int(new) if isinstance(old, int) and isinstance(new, float) and new.is_integer() else new
     return from_plain(Run, content)
+
+
+def _names(content: dict[str, Any], before: str = "") -> Iterator[str]:
+    """Of all settings that can be changed."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _names(value, f"{before}{name}.")
+        elif before:
+            yield f"{before}{name}"
 
 
 def plain(run: Run) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     wrong = InputError(f"the setting {name} cannot be {value!r}")
     if get_origin(hint) is tuple:
         if not isinstance(value, list) or any(type(part) is not int for part in value):
-            raise wrong
+            raise InputError(f"{wrong}: whole numbers in brackets are needed, as [16,32]")
         return tuple(value)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
@@ -97,5 +109,5 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         return value
     expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, ())
     if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
-        raise wrong
+        raise InputError(f"{wrong}: true or false") if hint is bool else wrong
     return float(value) if hint is float else value

@@ -160,6 +160,8 @@ class Learner:
 
     def close(self) -> None:
         """Let go of everything: it refers to itself, and gigabytes would stay until Python looks for such circles."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # nothing may be at work in memory that is given back
         self.__dict__.clear()
 
     def networks(self) -> dict[str, Tensor]:

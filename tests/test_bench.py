@@ -390,7 +390,9 @@ def test_ray_does_as_many_at_a_time_as_it_is_told(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}}
     for gpus, counts in ((0, (1, 2)), (2, (1, 3))):
-        ray.init(num_cpus=3, num_gpus=gpus, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+        ray.init(
+            "local", num_cpus=3, num_gpus=gpus, log_to_driver=False, include_dashboard=False, runtime_env=environment
+        )
         try:
             for count in counts:
                 done = list(engine("ray")(bench_work.overlap, [str(tmp_path)] * 4, count))

@@ -153,7 +153,7 @@ def test_runs_on_ray_are_where_they_were_asked_for(tmp_path: Path, monkeypatch: 
     for name in ("cluster", "mine"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "cluster")
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    ray.init("local", num_cpus=2, log_to_driver=False, include_dashboard=False)
     monkeypatch.chdir(tmp_path / "mine")
     try:
         for _ in range(2):

@@ -15,6 +15,8 @@ def double(job: Any) -> dict[str, Any]:
     if kind == "die" and not Path(value).exists():
         Path(value).write_text("died once")
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "large":
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.\nMore words")
     if kind == "exit":
         os._exit(9)
     if kind == "slow":

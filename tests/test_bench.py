@@ -303,11 +303,13 @@ def test_failures_are_kept_with_their_reason_and_forgotten_when_done(
 
 
 def test_engines_answer_for_every_job() -> None:
-    jobs = [("plain", "abc"), ("raise", "bread"), ("plain", "abcd")]
+    jobs = [("plain", "abc"), ("raise", "bread"), ("plain", "abcd"), ("large", "")]
     for map_over in (serial, processes):
         done = sorted(map_over(bench_work.double, jobs, 2), key=lambda d: d.place)
-        assert [d.result and d.result["value"] for d in done] == [6, None, 8]
+        assert [d.result and d.result["value"] for d in done] == [6, None, 8, None]
         assert done[1].reason == "ValueError: no bread today"
+        assert done[3].reason == "there was not enough memory"
+        assert not list(map_over(bench_work.double, [], 2))
 
 
 def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:

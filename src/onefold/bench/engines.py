@@ -60,11 +60,11 @@ def processes(work: Work, jobs: Sequence[Any], workers: int | None = None) -> It
 
     Who stops before the end has them stopped as by Ctrl-C, and waits for what they have to save.
     """
-    count, waiting = min(_checked(workers) or default_workers(), max(1, len(jobs))), deque(enumerate(jobs))
+    count, waiting = min(_checked(workers) or default_workers(), len(jobs)), deque(enumerate(jobs))
     staff: list[_Process] = []
     finish = multiprocessing.util.Finalize(None, _dismiss, (staff,), exitpriority=10)
     try:
-        for place in range(min(count, len(jobs))):
+        for place in range(count):
             staff.append(_Process(work, _share(place, count)))
             staff[-1].give(*waiting.popleft())
         busy: dict[Any, _Process]

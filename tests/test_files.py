@@ -258,6 +258,29 @@ def test_a_fresh_process_says_exactly_the_same(
     assert fresh[".bare"][name] == bare
 
 
+BRIEFLY: dict[str, dict[str, Any]] = {
+    **{name: {"recipe": BRIEF} for name in ("CSD", "RND", "DeepEnsemble", "MCDropout", "Laplace")},
+    "SGMCMC": {"epochs": 1, "burn_in": 1},
+    "Energy": {"kernel": Classifier()},
+}
+
+
+@pytest.mark.filterwarnings("ignore::onefold.errors.OnefoldWarning")
+@pytest.mark.parametrize("kind", ["vectors", "images", "table"])
+@pytest.mark.parametrize("name", METHODS)
+def test_default_settings_survive_a_round_trip(name: str, kind: str, tmp_path: Path) -> None:
+    """Defaults, except for the number of training steps."""
+    if name == "Energy" and kind == "table":
+        pytest.skip("no model takes a table with words")
+    x: Any = {"vectors": vectors(40), "images": pictures(40, 8, 8), "table": table(tmp_path)}[kind]
+    labels = [np.arange(60 if kind == "table" else 40) % 3] if name in LABELLED else []
+    make: Any = METHODS[name]
+    detector = make(**BRIEFLY.get(name, {})).fit(x, *labels)
+    detector.save(tmp_path / "x.onefold")
+    again = onefold.load(tmp_path / "x.onefold", model=Classifier() if name == "Energy" else None)
+    np.testing.assert_array_equal(again.score(x), detector.score(x))
+
+
 @pytest.mark.usefixtures("detectors")
 @every_case
 def test_a_second_file_is_the_first(name: str, folder: Path, tmp_path: Path) -> None:

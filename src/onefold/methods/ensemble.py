@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from onefold.errors import InputError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
-from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_disagreement
+from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
 from onefold.methods.prior import empty_standardise, generators
 from onefold.nets import backbone
 from onefold.reader import Reader
@@ -101,7 +101,6 @@ class DeepEnsemble(Predicts):
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         shape = reader.sample_shape
-        if self.members * (4 + 2 * len(self.hidden)) > len(weights):
-            raise ValueError("no ensemble of this size")
+        check_count(self.members, self.hidden, weights)
         first = empty_standardise(shape)
         return self._scorer(shape, first, [None] * self.members, about["outputs"], about["regression"])

@@ -17,7 +17,7 @@ from torch.nn.utils import vector_to_parameters
 from onefold.errors import InputError, MissingExtraError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of, train_together
-from onefold.methods.members import Disagreement, MembersScorer, Predicts, check_disagreement
+from onefold.methods.members import Disagreement, MembersScorer, Predicts, check_count, check_disagreement
 from onefold.methods.prior import empty_standardise, generators
 from onefold.nets import MLP, Impala, backbone
 from onefold.reader import Reader
@@ -131,8 +131,7 @@ class Laplace(Predicts):
         }  # fmt: skip
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        if self.samples * (4 + 2 * len(self.hidden)) > len(weights):
-            raise ValueError("no Laplace approximation of this size")
+        check_count(self.samples, self.hidden, weights)
         shape, outputs = reader.sample_shape, about["outputs"]
         net, *movements = (self._tower(shape, None, outputs) for _ in range(1 + self.samples))
         members = Linearised(empty_standardise(shape), net, movements)

@@ -1,6 +1,6 @@
 """What several networks say of an input, and how much they disagree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -111,6 +111,12 @@ def check_disagreement(kind: Disagreement) -> Disagreement:
     if kind not in DISAGREEMENTS:
         raise InputError(f"score is one of {', '.join(DISAGREEMENTS)}, not {kind!r}")
     return kind
+
+
+def check_count(members: int, hidden: Sequence[int], weights: Mapping[str, Tensor]) -> None:
+    """Refuse a file that claims more networks than its weights can hold: each has two tensors for every dense layer."""
+    if members * 2 * (len(hidden) + 1) > len(weights):
+        raise ValueError(f"{members} networks cannot have {len(weights)} tensors")
 
 
 def entropy(p: Float[Tensor, "m n k"]) -> Float[Tensor, " n"]:

@@ -11,7 +11,7 @@ from onefold.errors import InputError
 from onefold.fitted import Fitted
 from onefold.inputs import check_seed, named, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of
-from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_disagreement
+from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
 from onefold.methods.prior import empty_standardise, generators
 from onefold.methods.sampling import Posterior, Sampler, Sampling, Schedule
 from onefold.nets import MLP, Impala, backbone
@@ -161,8 +161,7 @@ class SGMCMC(Predicts):
         }  # fmt: skip
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        if self.samples * (4 + 2 * len(self.hidden)) > len(weights):
-            raise ValueError("no chain of this size")
+        check_count(self.samples, self.hidden, weights)
         if not (0 <= about["acceptance"] <= 1 if self.corrected else about["acceptance"] == -1):
             raise ValueError("no chain has this acceptance")
         shape, outputs = reader.sample_shape, about["outputs"]

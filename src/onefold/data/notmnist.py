@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from onefold.data.download import Watch
-from onefold.errors import FileError
-from onefold.sources.arrayfiles import ZIP_ERRORS
+from onefold.errors import FileError, InputError
 from onefold.sources.decode import pillow_quiet, to_bytes
+from onefold.sources.zipfiles import ZIP_ERRORS, opened_member
 from onefold.store import write_bytes
 
 CLASSES = "ABCDEFGHIJ"
@@ -25,6 +25,9 @@ SIDE = 28
 LARGEST_IMAGE = 2**16  # bytes of a PNG of 28 × 28 pixels: they have some hundred
 MOST_IMAGES = 2**20
 MOST_INFLATED = 2**31  # bytes of a .tar: that of the large archive has less than half of them
+READ_AT_ONCE = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 ONE_IN = 7  # goes into the test set
 
 
@@ -93,6 +96,8 @@ def _members(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """The class and the content of each image file; None where it is too long, or no plain file."""
     try:
         yield from _of_zip(path) if path.suffix == ".zip" else _of_tar(path)
+    except InputError as error:
+        raise FileError(str(error)) from None
     except FileError:
         raise
     except (*ZIP_ERRORS, tarfile.TarError) as error:
@@ -108,17 +113,32 @@ def _of_zip(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 if member.file_size > LARGEST_IMAGE or member.flag_bits & 1:  # 1: encrypted
                     yield label, None
                 else:
-                    yield label, archive.read(member)
+                    with opened_member(archive, member, f"{path}: {member.filename[:200]!r}") as file:
+                        yield label, file.read(LARGEST_IMAGE)
 
 
 def _of_tar(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    with gzip.open(path) as inflated, tarfile.open(fileobj=_Bounded(inflated, path), mode="r|") as archive:
+    with (
+        gzip.open(path) as inflated,
+        tarfile.open(fileobj=_Bounded(inflated, path), mode="r|", tarinfo=_Member) as archive,
+    ):
         for member in archive:
             if found := MEMBER.fullmatch(member.name):
                 label = CLASSES.index(found[1])
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size <= LARGEST_IMAGE
                 file = archive.extractfile(member) if plain else None
                 yield label, None if file is None else file.read()
+
+
+class _Member(tarfile.TarInfo):
+    """A header whose extended attributes and long names, which tarfile reads into memory, have a bounded size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Member":
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in READ_AT_ONCE and member.size > LARGEST_IMAGE:
+            raise tarfile.ReadError(f"a header of {member.size:,} bytes")
+        return member
 
 
 class _Bounded(io.RawIOBase):

@@ -1,11 +1,9 @@
 """NumPy's files: .npy read row by row, never as a whole; .npz read one checked member at a time."""
 
 import io
-import lzma
 import math
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -20,9 +18,13 @@ from onefold.inputs import as_tensor
 from onefold.memory import available, require
 from onefold.sources.arrays import ArraySource
 from onefold.sources.base import check_index, spans
+from onefold.sources.zipfiles import ZIP_ERRORS, opened_member
 
 USUAL_KEYS = ("x", "x_train")
-ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, RuntimeError)
+LONGEST_HEADER = 10_000  # bytes of a .npy header: what NumPy itself reads of files that it does not trust
+LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}  # of the header's length; (3, 0) is for names of fields that are not Latin
+MOST_AXES = 64  # of an array of NumPy
+CHUNK = 2**20  # bytes that are inflated at once
 
 
 class _Header(NamedTuple):
@@ -38,6 +40,11 @@ class _Header(NamedTuple):
     @property
     def file_bytes(self) -> int:
         return self.offset + self.shape[0] * self.row_bytes
+
+    def memory_bytes(self, rows: int) -> int:
+        """Memory that so many rows take, with the copy that `as_tensor` makes of types which torch does not have."""
+        copied = (self.dtype.kind == "u" and self.dtype.itemsize > 1) or self.dtype.itemsize > 8
+        return rows * (self.row_bytes + copied * 8 * math.prod(self.shape[1:]))
 
 
 class NpyFile:
@@ -79,7 +86,7 @@ class NpyFile:
         row_bytes = self._header.row_bytes
         count = sum(length for _, length in runs)
         require(
-            count * row_bytes,
+            self._header.memory_bytes(count),
             available(torch.device("cpu")),
             what=f"reading {count} samples of {self.path}",
             way_out="use a smaller batch size",
@@ -103,12 +110,13 @@ def open_npz(path: Path, key: str | None = None) -> ArraySource:
         with zipfile.ZipFile(path) as archive:
             member = archive.getinfo(f"{_pick(path, archive.namelist(), key)}.npy")
             label = f"{path}::{member.filename.removesuffix('.npy')}"
-            with archive.open(member) as file:
-                _check_size(_read_header(file, label), member.file_size, label)
-            way_out = "save it as .npy, which is read row by row"
-            require(member.file_size, available(torch.device("cpu")), what=f"reading {label}", way_out=way_out)
-            with archive.open(member) as file:
-                return ArraySource(np.lib.format.read_array(file, allow_pickle=False), label)
+            with opened_member(archive, member, label) as file:
+                header = _read_header(file, label)
+                _check_size(header, member.file_size, label)
+                way_out = "save it as .npy, which is read row by row"
+                needed = header.memory_bytes(header.shape[0])
+                require(needed, available(torch.device("cpu")), what=f"reading {label}", way_out=way_out)
+                return ArraySource(_read_array(file, header), label)
     except InputError:
         raise
     except ZIP_ERRORS as error:
@@ -128,20 +136,38 @@ def _pick(path: Path, members: list[str], key: str | None) -> str:
 
 
 def _read_header(file: IO[bytes] | io.BufferedIOBase, name: str) -> _Header:
-    """What a .npy file says of itself, refused unless it is plain numbers."""
+    """What a .npy file says of itself, refused unless it is plain numbers; its length is checked before it is read."""
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # headers of Python 2, which are read all the same
             version = np.lib.format.read_magic(file)
-            shape, fortran, dtype = read[version](file)
+            length = file.read(LENGTH_BYTES[version])
+            text = file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))
+            shape, fortran, dtype = read[version](io.BytesIO(length + text))
     except Exception:  # a stranger's header fails in many ways: tokenize.TokenError, RecursionError, …
         raise InputError(f"{name}: is damaged, or not a .npy file of numbers") from None
     if dtype.kind not in "biuf" or dtype.shape:
         raise InputError(f"{name}: holds {dtype}, numbers are needed")
+    if len(shape) > MOST_AXES or max(shape, default=0) >= 2**63:
+        raise InputError(f"{name}: is damaged, no array has its shape")
     if not shape or min(shape) < 1:
         raise InputError(f"{name}: is empty, its shape is {shape}")
-    return _Header(shape, bool(fortran) and len(shape) > 1, dtype, file.tell())
+    offset = np.lib.format.MAGIC_LEN + len(length) + len(text)
+    return _Header(shape, bool(fortran) and len(shape) > 1, dtype, offset)
+
+
+def _read_array(file: IO[bytes] | io.BufferedIOBase, header: _Header) -> NDArray[np.generic]:
+    """The array that follows the header, in one piece of memory; one more byte is read, which compares the checksum."""
+    array = np.empty(header.shape, header.dtype, order="F" if header.fortran else "C")
+    view = array.reshape(-1, order="A").view(np.uint8)
+    done = 0
+    while part := file.read(CHUNK):
+        view[done : done + len(part)] = np.frombuffer(part, np.uint8)
+        done += len(part)
+    if done < len(view):
+        raise EOFError(f"{len(view) - done:,} bytes are missing")
+    return array
 
 
 def _check_size(header: _Header, size: int, name: str) -> None:

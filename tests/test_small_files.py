@@ -1,7 +1,9 @@
 """Small files of unknown origin never take much memory, whatever they claim and however well they are compressed."""
 
+import contextlib
 import gzip
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -9,6 +11,16 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from onefold.errors import InputError
+from onefold.sources import open_source
+from onefold.sources.parquetpages import pages
 
 LARGEST_FILE = 4 * 2**20
 MOST_MEMORY = 200 * 2**20  # bytes beyond what the imports take
@@ -112,3 +124,57 @@ def test_small_archives_take_little_memory(tmp_path: Path) -> None:
     for name, answer in found.items():
         assert answer.startswith("FileError: "), (name, answer)
         assert "is damaged, or not an archive" in answer
+
+
+def test_small_parquet_files_take_little_memory(tmp_path: Path) -> None:
+    text, long = "x" * 2**20, "y" * 2**27
+    one = pa.array(np.zeros(500, np.int32))
+    repeated = pa.DictionaryArray.from_arrays(one, pa.array([text]))
+    of_bytes = pa.DictionaryArray.from_arrays(one, pa.array([text.encode()], pa.binary(2**20)))
+    plain: Any = {"use_dictionary": False, "write_statistics": False}
+    usual = pa.array(["a", None, "b"] * 200)
+
+    def write(name: str, column: pa.Array, codec: str = "zstd", **options: Any) -> None:
+        table = pa.table({"a": column, "b": usual[: len(column)]})
+        parquet.write_table(table, tmp_path / name, compression=codec, store_schema=False, **options)
+
+    write("usual.parquet", usual)
+    write("text.parquet", repeated)
+    write("bytes.parquet", of_bytes.dictionary_decode(), dictionary_pagesize_limit=2**22)
+    write("page.parquet", pa.array([long]), "brotli", **plain)
+    write("pages.parquet", repeated.dictionary_decode(), data_page_size=1000, write_batch_size=1, **plain)
+    write("dictionary.parquet", pa.array([long]), "brotli", write_statistics=False)
+    setup = f"{OPEN}; list(open_source({str(tmp_path / 'usual.parquet')!r}).batches(9)); import pyarrow.parquet"
+    found = answers(sorted(tmp_path.iterdir()), setup, "sum(len(part) for part in open_source(path).batches(9))")
+    assert found.pop("usual.parquet") == "600"
+    assert [found.pop(f"{name}.parquet") for name in ("text", "bytes", "pages")] == ["500"] * 3
+    assert len(found) == 2
+    for answer in found.values():
+        assert re.search(r"InputError: .*: has pages of 128\.\d MiB, packed into .* with smaller pages", answer)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_pages_of_parquet_files_have_the_sizes_of_the_footer(tmp_path: Path, version: str, codec: str) -> None:
+    path = tmp_path / "x.parquet"
+    words = pa.array([f"{i} " * (i % 7) if i % 5 else None for i in range(3000)])
+    table = pa.table({"n": np.arange(3000) / 7, "few": pa.array(["u", "v", None] * 1000), "many": words})
+    parquet.write_table(table, path, compression=codec, data_page_version=version, data_page_size=500)
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    with path.open("rb") as file:
+        for chunk in map(group.column, range(3)):
+            start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+            found = list(pages(file, start, chunk.total_compressed_size))
+            assert [page.is_dictionary for page in found] == [True] + [False] * (len(found) - 1)
+            assert sum(page.values for page in found if not page.is_dictionary) == 3000
+            headers = chunk.total_uncompressed_size - sum(page.size for page in found)
+            assert 0 < headers < 100 * len(found)
+    content = path.read_bytes()
+    rows = open_source(path)
+    for place in range(4, 150, 13):  # the first page and its header
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        with contextlib.suppress(InputError):
+            for batch in open_source(path).batches(1000):
+                assert len(batch) == 1000
+    path.write_bytes(content)
+    assert sum(len(batch) for batch in rows.batches(700)) == 3000

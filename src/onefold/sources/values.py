@@ -41,7 +41,7 @@ def to_numbers(values: Sequence[Any] | np.ndarray) -> Float64[np.ndarray, " n"]:
 def _plain_texts(values: Sequence[Any]) -> Float64[np.ndarray, " n"]:
     """The quick way for a column of a CSV file without missing values."""
     try:
-        if "_" not in "".join(values):
+        if max(map(len, values)) <= LONGEST_TEXT and "_" not in "".join(values):
             return np.fromiter(map(float, values), np.float64, len(values))
     except (TypeError, ValueError):
         pass
@@ -69,8 +69,8 @@ def to_number(value: Any) -> float:
         text = value.strip()
         if text in MISSING:
             return math.nan
-        if "_" in text:
-            raise ValueError("Python reads 1_000 as a number, people write it for a name")
+        if "_" in text or len(text) > LONGEST_TEXT:
+            raise ValueError("Python reads 1_000 as a number, people write it for a name; and none is so long")
         return float(text)
     if isinstance(value, bytes):
         return to_number(_decoded(value))
@@ -98,6 +98,11 @@ def to_text(value: Any) -> str | None:
     if isinstance(value, list | tuple | set | dict | np.ndarray):
         raise TypeError(f"a {type(value).__name__} is not a single value")
     return str(value).strip()[:LONGEST_TEXT]
+
+
+def shortened(value: Any) -> Any:
+    """A long text or bytes cut to what is read of it: neither a number nor the name of a category is so long."""
+    return value.strip()[: 4 * LONGEST_TEXT] if isinstance(value, str | bytes) and len(value) > LONGEST_TEXT else value
 
 
 def value_is_nan(value: Any) -> bool:

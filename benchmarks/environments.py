@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from onefold.provenance import provenance
-from onefold.rl.doom import MyWayHome
+from onefold.rl.doom import ACTIONS, MyWayHome
 from onefold.rl.vector import Workers
 from onefold.store import write_json
 
@@ -51,16 +51,16 @@ def rates(count: int, workers: int | None, rounds: int, seconds: float) -> dict[
     ours.reset()
 
     def step_one() -> None:
-        if any(one.step(rng.integers(3))[2:4]):
+        if any(one.step(rng.integers(len(ACTIONS)))[2:4]):
             one.reset()
 
     def step_ours() -> None:
-        ours.send(rng.integers(3, size=count))
+        ours.send(rng.integers(len(ACTIONS), size=count))
         ours.collect()
 
     sides: dict[str, tuple[Callable[[], Any], int]] = {
         "one environment": (step_one, 1),
-        "AsyncVectorEnv": (lambda: theirs.step(rng.integers(3, size=count)), count),
+        "AsyncVectorEnv": (lambda: theirs.step(rng.integers(len(ACTIONS), size=count)), count),
         "Workers": (step_ours, count),
     }
     found: dict[str, list[float]] = {name: [] for name in sides}

@@ -13,7 +13,6 @@ from typing import Any
 
 from onefold.bench.cell import means
 from onefold.bench.units import ABLATION, METHODS, TABLE
-from onefold.report import runs_read, runs_table, runs_text
 from onefold.report.seeds import Difference, difference
 from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_files import md
@@ -218,19 +217,6 @@ def _bonus_row(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*settings, *figures, f"{share:.0%}"]
 
 
-def agents() -> list[str]:
-    """Every run in VizDoom: what `onefold report results/agents` says of the last tenth of its frames."""
-    found = runs_read.collect(RESULTS / "agents")
-    worlds = runs_text.as_json(found, runs_table.build(found.records))["worlds"]
-    rows = [
-        [world, agent, str(run["seed"]), f"{run['frames'] / 1e6:g} million", f"{100 * run['success']:.1f} %",
-         f"{run['first_goal']:,}" if run["first_goal"] else "never", f"{run['frames_per_second']:,.0f}"]
-        for world, figures in worlds.items() for agent, row in figures["agents"].items() for run in row["runs"]
-    ]  # fmt: skip
-    heads = ("task", "agent", "seed", "frames", "episodes that reach the goal", "first goal, frames", "frames a second")
-    return grid(heads, rows, 2)
-
-
 def agent() -> list[str]:
     """An update of one agent in three forms, and its loop."""
     found = result("agent")
@@ -385,7 +371,7 @@ def _section(section: Section) -> list[str]:
 Writer = Callable[[], list[str]]
 README: tuple[Writer, ...] = (shift_headline, scoring, demo)
 PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agents, agent,
+    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agent,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
 )  # fmt: skip
 PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}

@@ -14,7 +14,7 @@ SEEDS = [0, 1, 2]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_csd_reaches_the_far_end_of_the_chain(seed: int, tmp_path: Path) -> None:
     rows = train(run_of("csd", "chain-40", 8000, seed), tmp_path / "run", device="cpu", every=10**6)
-    assert any(row["reached"] > 0 for row in rows)
+    assert any(row["success"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -23,7 +23,7 @@ def test_chance_does_not(seed: int, tmp_path: Path) -> None:
         pass
     episodes = Folder(tmp_path / "run").rows("episodes.csv")
     assert len(episodes) >= 150
-    assert not any(int(row["reached"]) for row in episodes)
+    assert not any(int(row["success"]) for row in episodes)
 
 
 @pytest.mark.parametrize(("size", "frames"), [(8, 5000), pytest.param(20, 24_000, marks=pytest.mark.slow)])
@@ -35,7 +35,7 @@ def test_csd_finds_the_treasure_and_goes_on_finding_it(size: int, frames: int, s
     for _ in train(run_of("csd", f"deep-sea-{size}", frames, seed), tmp_path / "run", device="cpu", every=10**6):
         pass
     episodes = Folder(tmp_path / "run").rows("episodes.csv")
-    last = [int(row["reached"]) for row in episodes[-(len(episodes) // 4) :]]
+    last = [int(row["success"]) for row in episodes[-(len(episodes) // 4) :]]
     assert sum(last) > len(last) / 2
 
 
@@ -43,4 +43,4 @@ def test_csd_finds_the_treasure_and_goes_on_finding_it(size: int, frames: int, s
 def test_chance_finds_no_treasure(tmp_path: Path) -> None:
     for _ in train(run_of("dqn", "deep-sea-20", 24_000, 0), tmp_path / "run", device="cpu", every=10**6):
         pass
-    assert not any(int(row["reached"]) for row in Folder(tmp_path / "run").rows("episodes.csv"))
+    assert not any(int(row["success"]) for row in Folder(tmp_path / "run").rows("episodes.csv"))

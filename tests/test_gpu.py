@@ -21,7 +21,7 @@ from onefold.metrics import auroc, rank_correlation
 from onefold.nets import MLP, Standardise
 from onefold.rl.agents import AGENTS, Learning
 from onefold.rl.learner import Learner
-from onefold.rl.replay import Memory
+from onefold.rl.replay import ReplaySettings
 from onefold.rl.vector import Steps
 from onefold.train import Recipe, Training
 
@@ -182,10 +182,10 @@ def random_numbers_of_eager_code() -> Iterator[None]:
         yield
 
 
-def _follows(mind: Learner) -> bool:
-    """What chooses is a copy of what learns."""
-    copied, own = mind._acting.state_dict(), mind.values.state_dict()
-    return mind._acting is not mind.values and all(torch.equal(copied[name], own[name]) for name in own)
+def _actor_is_synced(learner: Learner) -> bool:
+    """Return True if the actor is a separate, equal copy of the online networks."""
+    actor, online = learner._actor.state_dict(), learner.online.state_dict()
+    return learner._actor is not learner.online and all(torch.equal(actor[name], online[name]) for name in online)
 
 
 @pytest.mark.usefixtures("random_numbers_of_eager_code")
@@ -200,8 +200,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
     another way, and by priorities every draw would soon be another: there all transitions are as likely.
     """
     alpha = 0.5 if channels == 8 and not compiled else 0.0
-    memory = Memory(capacity=800, stack=3, n_step=3, alpha=alpha)
-    learning = Learning(memory=memory, batch=32, channels=(channels,) * 2, hidden=32)
+    replay = ReplaySettings(capacity=800, stack=3, n_step=3, alpha=alpha)
+    learning = Learning(replay=replay, batch_size=32, channels=(channels,) * 2, hidden=32, bonus_learning_starts=0)
     minds = [
         Learner(
             AGENTS[name], learning, environments=4, frame=(12, 12), dtype=torch.uint8, actions=3, seed=0,
@@ -210,8 +210,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
         )
         for captured in (True, False)
     ]  # fmt: skip
-    assert [minds[i].values.trunk.fused for i in (0, 1)] == [channels == 16, False]
-    start = [p.detach().clone() for p in minds[0].values.parameters()]
+    assert [minds[i].online.trunk.fused for i in (0, 1)] == [channels == 16, False]
+    start = [p.detach().clone() for p in minds[0].online.parameters()]
     rng, no = np.random.default_rng(0), np.zeros(4, bool)
     for step in range(60):
         ended = rng.random(4) < 0.1
@@ -232,8 +232,8 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
             assert torch.equal(one[1], other[1]), one[0]
     near = torch.isclose(minds[0].replay.priority, minds[1].replay.priority, rtol=0.1, atol=0.02)
     assert near.float().mean() > 0.98  # sums are rounded: a draw at the edge of two transitions may fall on either
-    assert all(_follows(mind) for mind in minds)
-    ends = [[p.detach() for p in mind.values.parameters()] for mind in minds]
+    assert all(_actor_is_synced(mind) for mind in minds)
+    ends = [[p.detach() for p in mind.online.parameters()] for mind in minds]
     far, apart = (
         sum(float((p - q).square().sum()) for p, q in zip(ends[0], others, strict=True)) for others in (start, ends[1])
     )

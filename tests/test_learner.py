@@ -3,7 +3,11 @@
 import copy
 import gc
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,10 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from onefold.rl.agents import AGENTS, Agent, Learning, Ramp
+from onefold.rl.agents import AGENTS, Agent, Learning, LinearSchedule
 from onefold.rl.learner import STATISTICS, Learner
 from onefold.rl.loop import Loop
-from onefold.rl.replay import Memory, Replay
+from onefold.rl.replay import Replay, ReplaySettings
 from onefold.rl.runs import train
 from onefold.rl.settings import run_of
 from onefold.rl.small import Chain
@@ -22,16 +26,16 @@ from onefold.rl.vector import Local, Steps
 
 SIDE, ENVIRONMENTS, ACTIONS, BATCH = 9, 4, 3, 16
 LEARNING = Learning(
-    memory=Memory(capacity=400, stack=2, n_step=3, discount=0.9, alpha=0.5),
-    batch=BATCH, clip=0.05, channels=(3, 4), hidden=6, epsilon=Ramp(first=0.3, last=0.3, frames=1),
-    importance=Ramp(first=0.4, last=1.0, frames=400),
+    replay=ReplaySettings(capacity=400, stack=2, n_step=3, discount=0.9, alpha=0.5),
+    batch_size=BATCH, max_grad_norm=0.05, channels=(3, 4), hidden=6, bonus_learning_starts=0,
+    epsilon=LinearSchedule(start=0.3, end=0.3, frames=1), per_beta=LinearSchedule(start=0.4, end=1.0, frames=400),
 )  # fmt: skip
 
 
-def learner_of(agent: Agent, learning: Learning = LEARNING) -> Learner:
+def learner_of(agent: Agent, learning: Learning = LEARNING, *, compiled: bool = False) -> Learner:
     return Learner(
         agent, learning, environments=ENVIRONMENTS, frame=(SIDE, SIDE), dtype=torch.uint8, actions=ACTIONS, seed=3,
-        device=torch.device("cpu"),
+        device=torch.device("cpu"), compiled=compiled,
     )  # fmt: skip
 
 
@@ -44,9 +48,9 @@ def invented(rng: np.random.Generator, *, began: bool) -> Steps:
                  np.zeros((e, 2), np.float32))  # fmt: skip
 
 
-def practised(agent: Agent) -> Learner:
+def practised(agent: Agent, learning: Learning = LEARNING) -> Learner:
     """A learner that has seen something and learned once; its target is elsewhere, and nothing in it is zero."""
-    mind, rng = learner_of(agent), np.random.default_rng(0)
+    mind, rng = learner_of(agent, learning), np.random.default_rng(0)
     over = np.ones(ENVIRONMENTS, bool)
     for step in range(40):
         seen = invented(rng, began=step == 0)
@@ -59,7 +63,7 @@ def practised(agent: Agent) -> Learner:
         mind.observe(seen)
     chance = Generator().manual_seed(1)
     with torch.no_grad():
-        for network in (mind.target, mind.values):
+        for network in (mind.target, mind.online):
             for parameter in network.parameters():
                 if parameter.requires_grad or network is mind.target:
                     parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
@@ -84,17 +88,18 @@ def drawn_by_hand(mind: Learner, luck: Tensor) -> tuple[list[int], list[float]]:
     return slots, [weight / max(weights) for weight in weights]
 
 
-def projected_by_hand(chances: list[float], reward: float, discount: float, agent: Agent) -> list[float]:
+def projected_by_hand(chances: list[float], reward: float, discount: float, bound: float) -> list[float]:
     """Bellemare et al. (2017), Algorithm 1."""
-    step, found = (agent.high - agent.low) / (agent.atoms - 1), [0.0] * agent.atoms
+    atoms = len(chances)
+    step, projected = 2 * bound / (atoms - 1), [0.0] * atoms
     for j, chance in enumerate(chances):
-        place = (min(agent.high, max(agent.low, reward + discount * (agent.low + j * step))) - agent.low) / step
-        below = min(math.floor(place + 1e-9), agent.atoms - 1)
+        place = (min(bound, max(-bound, reward + discount * (j * step - bound))) + bound) / step
+        below = min(math.floor(place + 1e-9), atoms - 1)
         share = max(0.0, place - below)
-        found[below] += chance * (1 - share)
+        projected[below] += chance * (1 - share)
         if share > 0:
-            found[below + 1] += chance * share
-    return found
+            projected[below + 1] += chance * share
+    return projected
 
 
 def scaled_by_hand(mind: Learner, news: Tensor) -> Tensor:
@@ -107,58 +112,74 @@ def scaled_by_hand(mind: Learner, news: Tensor) -> Tensor:
 
 
 class ByHand:
-    """An update: its loss with gradients for `own`, the new priorities by slot, and that of the bonus."""
+    """An update: its loss with gradients for `parameters`, the new priorities by slot, and the bonus's gradients."""
 
     def __init__(self, mind: Learner, luck: Tensor) -> None:
-        self.agent, self.values, self.priorities = mind.agent, copy.deepcopy(mind.values), dict[int, float]()
-        self.own = [parameter for parameter in self.values.parameters() if parameter.requires_grad]
-        self.beta = float(mind.agent.weight.at(int(mind.frames)))
+        self.agent, self.online, self.priorities = mind.agent, copy.deepcopy(mind.online), dict[int, float]()
+        self.parameters = [parameter for parameter in self.online.parameters() if parameter.requires_grad]
+        self.u_learns = int(mind.frames) >= mind.learning.bonus_learning_starts
+        self.bonus_weight = float(mind.agent.bonus_weight.at(int(mind.frames)))
         slots, weights = drawn_by_hand(mind, luck[:, 0])
-        drawn = mind.replay.fetch(torch.tensor(slots), torch.tensor(weights))
-        x, y = drawn.states / 255, drawn.next_states / 255
+        batch = mind.replay.fetch(torch.tensor(slots), torch.tensor(weights))
+        x, y = batch.states / 255, batch.next_states / 255
         bonuses = torch.zeros(BATCH) if mind.bonus is None else scaled_by_hand(mind, mind.bonus.value(y))
-        self.values.trunk.sharpen()
-        self.said, self.loss = self.values(x), torch.zeros(())
+        self.online.trunk.power_iteration()
+        self.outputs, self.loss = self.online(x), torch.zeros(())
         with torch.no_grad():
-            self.after, self.there = self.values(y), mind.target(y)
+            self.next_online, self.next_target = self.online(y), mind.target(y)
+        self.per_weight = sum(weights) / BATCH
         for i, (slot, weight) in enumerate(zip(slots, weights, strict=True)):
-            step = int(drawn.actions[i]), float(drawn.rewards[i]), float(drawn.discounts[i])
-            loss, error = torch.zeros(()), 0.0
-            for part in (self.distributions, self.members):  # errors are the members', where there are any
-                own, gap = part(i, *step, float(bonuses[i]))
-                loss, error = loss + own, error if gap is None else gap
-            self.loss = self.loss + weight * loss / BATCH
-            self.priorities[slot] = (error + 1e-6) ** 0.5
-        self.sought: list[Tensor] = []
-        self.pulls: tuple[Tensor, ...] = ()
+            step = int(batch.actions[i]), float(batch.rewards[i]), float(batch.discounts[i])
+            bonus = self.agent.bonus_scale * float(bonuses[i])
+            losses, td_error = self.categorical(i, *step, bonus)
+            if self.agent.members:  # TD errors are the members', where there are any
+                loss, td_error = self.members(i, *step)
+                losses.append(loss)
+            self.loss = self.loss + weight * self.combined(losses) / BATCH
+            self.priorities[slot] = (td_error + 1e-6) ** 0.5
+        self.bonus_parameters: list[Tensor] = []
+        self.bonus_gradients: tuple[Tensor, ...] = ()
         if mind.bonus is not None:
-            curious = copy.deepcopy(mind.bonus)
-            self.sought = [parameter for parameter in curious.parameters() if parameter.requires_grad]
-            self.pulls = torch.autograd.grad(curious.seen(y, luck[:, 1:])[1], self.sought)
+            networks = copy.deepcopy(mind.bonus)
+            self.bonus_parameters = [parameter for parameter in networks.parameters() if parameter.requires_grad]
+            loss = networks.value_and_loss(y, luck[:, 1:])[1]
+            self.bonus_gradients = torch.autograd.grad(loss, self.bonus_parameters)
 
-    def distributions(self, i: int, action: int, reward: float, discount: float, bonus: float) -> tuple[Any, Any]:
-        agent, loss, error = self.agent, torch.zeros(()), 0.0
+    def combined(self, losses: list[Any]) -> Any:
+        if self.agent.bonus_head and not self.u_learns:
+            return losses[0] + 0 * losses[1]
+        return sum(losses) / (len(losses) if self.agent.head_losses == "mean" else 1)
+
+    def categorical(self, i: int, action: int, reward: float, discount: float, bonus: float) -> tuple[list[Any], float]:
+        """Q learns from rewards and its own greedy action; U from bonuses and the action that is best by both."""
+        agent, losses, td_error = self.agent, [], 0.0
         if not agent.atoms:
-            return 0, None
-        means = (self.after.logits.softmax(-1) * torch.linspace(agent.low, agent.high, agent.atoms)).sum(-1)[:, i]
-        liked = means[0] + means[1] * self.beta / agent.weight.first if agent.apart else means[0]
-        both = [reward, agent.weight.first * bonus] if agent.apart else [reward + self.beta * bonus]
-        for s, each in enumerate(both):
-            chances = self.there.logits[s, i, int(liked.argmax())].softmax(-1).tolist()
-            aim = projected_by_hand(chances, each, discount, agent)
-            logs = self.said.logits[s, i, action].log_softmax(-1)
-            loss = loss - (torch.tensor(aim) * logs).sum()
-            error += sum(p * (math.log(p) - log) for p, log in zip(aim, logs.tolist(), strict=True) if p > 0)
-        return loss, error
+            return losses, td_error
+        atoms = [torch.linspace(-bound, bound, agent.atoms) for bound in (agent.q_bound, agent.u_bound)]
+        count = 2 if agent.bonus_head else 1
+        means = [(self.next_online.logits[h, i].softmax(-1) * atoms[h]).sum(-1) for h in range(count)]
+        best = [int(means[0].argmax())]
+        rewards = [reward + self.bonus_weight * bonus]
+        if agent.bonus_head:
+            best.append(int((means[0] + self.bonus_weight * means[1]).argmax()))
+            rewards = [reward, bonus]
+        for h in range(count):
+            chances = self.next_target.logits[h, i, best[h]].softmax(-1).tolist()
+            aim = torch.tensor(projected_by_hand(chances, rewards[h], discount, float(atoms[h][-1])))
+            logits = self.outputs.logits[h, i, action]
+            losses.append(-(aim * logits.log_softmax(-1)).sum())
+            if h == 0:
+                td_error = abs(float((aim * atoms[0]).sum() - (logits.detach().softmax(-1) * atoms[0]).sum()))
+        return losses, td_error
 
-    def members(self, i: int, action: int, reward: float, discount: float, _: float) -> tuple[Any, Any]:
-        loss, errors, count = torch.zeros(()), [], self.agent.members
+    def members(self, i: int, action: int, reward: float, discount: float) -> tuple[Any, float]:
+        loss, gaps, count = torch.zeros(()), [], self.agent.members
         for m in range(count):
-            best = int(self.after.values[m, i].argmax())
-            gap = self.said.values[m, i, action] - (reward + discount * float(self.there.values[m, i, best]))
-            errors.append(abs(gap.item()))
-            loss = loss + (0.5 * gap**2 if errors[-1] < 1 else gap.abs() - 0.5) / count
-        return loss, sum(errors) / count if count else None
+            best = int(self.next_online.values[m, i].argmax())
+            gap = self.outputs.values[m, i, action] - (reward + discount * float(self.next_target.values[m, i, best]))
+            gaps.append(gap.item())
+            loss = loss + (0.5 * gap**2 if abs(gaps[-1]) < 1 else gap.abs() - 0.5) / count
+        return loss, abs(sum(gaps)) / count
 
 
 def adam_by_hand(before: dict[str, Tensor], number: int, old: Tensor, gradient: Tensor, rate: float) -> Tensor:
@@ -169,38 +190,47 @@ def adam_by_hand(before: dict[str, Tensor], number: int, old: Tensor, gradient: 
     return old - rate * (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + LEARNING.adam_eps)
 
 
-FORMS = {name: replace(agent, low=-2.0, high=2.0) for name, agent in AGENTS.items()}
-FORMS["csd, not apart"] = replace(FORMS["csd"], apart=False, weight=Ramp(first=1.0, last=0.1, frames=400))
+WEIGHT = LinearSchedule(start=1.0, end=0.5, frames=400)  # so that U often changes the best action
+FORMS = {name: replace(agent, bonus_weight=WEIGHT) for name, agent in AGENTS.items()}
+FORMS["csd centred"] = replace(FORMS["csd"], bonus_form="centred")
+FORMS["rnd with a bonus head"] = replace(FORMS["rnd"], bonus_head=True, q_bound=2.0)
+FORMS["rnd with large bonuses"] = replace(FORMS["rnd"], bonus_scale=1.0)
+BEFORE_U = [(name, False) for name, agent in FORMS.items() if agent.bonus_head]
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_an_update_is_what_it_is_by_hand(name: str) -> None:
+@pytest.mark.parametrize(("name", "u_learns"), [*((name, True) for name in FORMS), *BEFORE_U])
+def test_an_update_is_what_it_is_by_hand(name: str, u_learns: bool) -> None:
     agent = replace(FORMS[name], members=min(3, FORMS[name].members), atoms=min(11, FORMS[name].atoms))
-    mind = practised(agent)
+    learning = LEARNING if u_learns else replace(LEARNING, bonus_learning_starts=10_000)
+    mind = practised(agent, learning)
     before = {key: tensor.clone() for key, tensor in mind.tensors().items()}
     mind.statistics.zero_()
-    chance = Generator()
-    chance.set_state(mind.chance.get_state())
-    luck = torch.zeros_like(mind._uniforms).uniform_(generator=chance)
+    generator = Generator()
+    generator.set_state(mind.generator.get_state())
+    luck = torch.zeros_like(mind._uniforms).uniform_(generator=generator)
     hand = ByHand(mind, luck)
-    gradients = torch.autograd.grad(hand.loss, hand.own)
+    gradients = torch.autograd.grad(hand.loss, hand.parameters)
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-    assert norm > 2 * LEARNING.clip  # so that clipping is seen
+    assert norm > 2 * LEARNING.max_grad_norm  # so that clipping matters
 
     mind.learn()
 
-    said = dict(zip(STATISTICS, mind.statistics.tolist(), strict=False))
-    assert said["loss"] == pytest.approx(hand.loss.item(), rel=1e-4)
-    assert said["gradient"] == pytest.approx(norm, rel=1e-3)
+    statistics = dict(zip(STATISTICS, mind.statistics.tolist(), strict=False))
+    assert statistics["loss"] == pytest.approx(hand.loss.item(), rel=1e-4)
+    assert statistics["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert statistics["per_weight"] == pytest.approx(hand.per_weight, rel=1e-4)
     flat = mind.replay.priority.flatten()
-    assert {slot: float(flat[slot]) for slot in hand.priorities} == pytest.approx(hand.priorities, rel=1e-3, abs=1e-5)
-    clipped = [(old, pull * LEARNING.clip / norm, agent.lr) for old, pull in zip(hand.own, gradients, strict=True)]
-    curious = [(old, pull, agent.bonus_lr) for old, pull in zip(hand.sought, hand.pulls, strict=True)]
-    moved = [parameter for _, parameter in mind._moved()]
-    for number, ((old, gradient, rate), new) in enumerate(zip(clipped + curious, moved, strict=True)):
+    assert {slot: float(flat[slot]) for slot in hand.priorities} == pytest.approx(hand.priorities, rel=2e-3, abs=1e-5)
+    clipped = [
+        (old, gradient * LEARNING.max_grad_norm / norm, agent.lr)
+        for old, gradient in zip(hand.parameters, gradients, strict=True)
+    ]
+    bonus = [(old, g, agent.bonus_lr) for old, g in zip(hand.bonus_parameters, hand.bonus_gradients, strict=True)]
+    trained = [parameter for _, parameter in mind._trained()]
+    for number, ((old, gradient, rate), new) in enumerate(zip(clipped + bonus, trained, strict=True)):
         aim = adam_by_hand(before, number, old.detach(), gradient, rate)
         torch.testing.assert_close(new.detach(), aim, rtol=1e-4, atol=2e-6)
-    kept = {key for key in before if key.startswith(("target.", "values.prior."))}
+    kept = {key for key in before if key.startswith(("target.", "online.prior."))}
     assert all(torch.equal(mind.tensors()[key], before[key]) for key in kept)
 
 
@@ -208,9 +238,9 @@ def test_the_target_becomes_the_values_with_their_priors() -> None:
     mind = practised(replace(AGENTS["bdqn"], members=3))
     names = dict(mind.target.named_parameters())
     assert any(name.startswith("prior.") for name in names)
-    assert not any(torch.equal(names[name], own) for name, own in mind.values.named_parameters())
+    assert not any(torch.equal(names[name], own) for name, own in mind.online.named_parameters())
     mind.copy_target()
-    assert all(torch.equal(names[name], own) for name, own in mind.values.named_parameters())
+    assert all(torch.equal(names[name], own) for name, own in mind.online.named_parameters())
 
 
 def test_an_episode_keeps_its_member() -> None:
@@ -227,12 +257,12 @@ def test_an_episode_keeps_its_member() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_actions_are_the_best_but_for_the_share_of_chance(epsilon: float) -> None:
-    learning = replace(LEARNING, epsilon=Ramp(first=1.0, last=epsilon, frames=40))
+    learning = replace(LEARNING, epsilon=LinearSchedule(start=1.0, end=epsilon, frames=40))
     mind, rng = learner_of(AGENTS["dqn"], learning), np.random.default_rng(0)
     same = []
     for step in range(300):
         mind.observe(invented(rng, began=step == 0))
-        values = mind.values(mind.replay.newest() / 255).values
+        values = mind.online(mind.replay.newest() / 255).values
         assert values is not None
         same += (values.mean(0).argmax(1).numpy() == mind.answer()).tolist() if step >= 10 else []
     assert np.mean(same) == pytest.approx(1 - epsilon * 2 / 3, abs=0.06 if epsilon else 0)
@@ -240,7 +270,7 @@ def test_actions_are_the_best_but_for_the_share_of_chance(epsilon: float) -> Non
 
 def test_targets_are_copied_when_it_is_time() -> None:
     run = run_of("dqn", "chain-5", 900, 0)
-    learning = replace(run.learning, start=100, target_every=120, batch=8)
+    learning = replace(run.learning, learning_starts=100, target_period=120, batch_size=8)
     worlds = Local(lambda _: Chain(5), 4, 0)
     mind = Learner(
         run.agent, learning, environments=4, frame=worlds.frame, dtype=torch.float32, actions=worlds.actions, seed=0,
@@ -250,7 +280,7 @@ def test_targets_are_copied_when_it_is_time() -> None:
     for moment in Loop(mind, worlds, 900):
         now = [parameter.clone() for parameter in mind.target.parameters()]
         if last is not None and not all(map(torch.equal, now, last)):
-            assert all(map(torch.equal, now, mind.values.parameters()))
+            assert all(map(torch.equal, now, mind.online.parameters()))
             copied.append(moment.frames - 4)  # asked for before the frames of this moment came
         last = now
     worlds.close()
@@ -267,3 +297,25 @@ def test_a_run_that_ended_leaves_no_memory_behind(tmp_path: Any) -> None:
         assert not any(type(each) is Replay for each in gc.get_objects())
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["csd", "ids"])
+def test_an_update_can_be_compiled(name: str) -> None:
+    """Without a GPU nothing else compiles the update. The type checker would break the trace, so it is left out."""
+    code = f"""
+import torch, test_learner as t
+compile = torch.compile
+torch.compile = lambda part, dynamic, options: compile(part, dynamic=dynamic, backend="eager")
+reports = []
+for compiled in (True, False):
+    learner = t.learner_of(t.AGENTS[{name!r}], compiled=compiled)
+    rng = t.np.random.default_rng(0)
+    for step in range(12):
+        learner.observe(t.invented(rng, began=step == 0))
+    learner.learn()
+    reports.append(learner.report())
+assert reports[0] == t.pytest.approx(reports[1], rel=1e-5), reports
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

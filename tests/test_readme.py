@@ -89,8 +89,6 @@ RUNS = {
     "shift": {"settings", "data"},
     "ablation": {"settings", "data"},
     "bonuses": {"task", "bonus", "beta", "rate", "seed", "steps"},
-    "agents": {"run"},
-    "agents_next": {"run"},
 }  # what each file says
 
 

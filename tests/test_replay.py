@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Generator
 
 from onefold import store
 from onefold.errors import InputError
-from onefold.rl.replay import Memory, Replay
+from onefold.rl.replay import Replay, ReplaySettings
 
 CPU = torch.device("cpu")
 
@@ -78,19 +79,19 @@ def tell(replay: Replay, worlds: list[World], answers: list[dict[str, Any]]) -> 
     replay.add(frames, rewards, *flags)
 
 
-def expected(worlds: list[World], memory: Memory) -> dict[float, tuple[Any, ...]]:
+def expected(worlds: list[World], settings: ReplaySettings) -> dict[float, tuple[Any, ...]]:
     """By a state's newest frame: stack, action, return, discount and next stack of every step ever made."""
     found = {}
     for world in worlds:
         for episode in world.episodes:
             for t in range(len(episode.actions)):
-                steps = min(memory.n_step, len(episode.actions) - t)
-                total = sum(memory.discount**k * episode.rewards[t + k] for k in range(steps))
+                steps = min(settings.n_step, len(episode.actions) - t)
+                total = sum(settings.discount**k * episode.rewards[t + k] for k in range(steps))
                 over = t + steps == len(episode.actions)
                 bootstraps = not (over and episode.end == "terminated")
                 found[episode.frames[t]] = (
-                    stack(episode, t, memory.stack), episode.actions[t], total,
-                    memory.discount**steps if bootstraps else 0.0, stack(episode, t + steps, memory.stack),
+                    stack(episode, t, settings.stack), episode.actions[t], total,
+                    settings.discount**steps if bootstraps else 0.0, stack(episode, t + steps, settings.stack),
                 )  # fmt: skip
     return found
 
@@ -99,24 +100,24 @@ def stack(episode: Episode, t: int, size: int) -> list[float]:
     return [episode.frames[max(0, t - k)] for k in range(size - 1, -1, -1)]
 
 
-def allowed(worlds: list[World], memory: Memory, length: int) -> set[float]:
+def allowed(worlds: list[World], settings: ReplaySettings, length: int) -> set[float]:
     """Newest frames of the states that may be drawn: complete, of an unbroken step, their stack still there."""
     found = set()
     for world in worlds:
         slots = [(episode, t) for episode in world.episodes for t in range(len(episode.frames))]
         for place, (episode, t) in enumerate(slots):
-            complete = place + memory.n_step <= len(slots) - 1
-            there = place - (memory.stack - 1) > len(slots) - 1 - length
+            complete = place + settings.n_step <= len(slots) - 1
+            there = place - (settings.stack - 1) > len(slots) - 1 - length
             if t < len(episode.actions) and complete and there:
                 found.add(episode.frames[t])
     return found
 
 
 def check(replay: Replay, worlds: list[World]) -> None:
-    may = allowed(worlds, replay.memory, replay.length)
+    may = allowed(worlds, replay.settings, replay.length)
     index = replay.priority.flatten().nonzero().flatten()
     drawn = replay.fetch(index, torch.ones(len(index)))
-    reference = {np.float32(key): value for key, value in expected(worlds, replay.memory).items()}
+    reference = {np.float32(key): value for key, value in expected(worlds, replay.settings).items()}
     assert {np.float32(f) for f in may} == {np.float32(s[-1]) for s in drawn.states.numpy()}
     for i in range(len(index)):
         states, action, total, discount, after = reference[np.float32(drawn.states[i, -1])]
@@ -127,7 +128,7 @@ def check(replay: Replay, worlds: list[World]) -> None:
         assert float(drawn.discounts[i]) == pytest.approx(discount)
 
 
-@settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     stack=st.integers(1, 5),
@@ -139,8 +140,10 @@ def check(replay: Replay, worlds: list[World]) -> None:
 def test_whatever_may_be_drawn_is_what_happened(
     seed: int, stack: int, n_step: int, environments: int, spare: int, steps: int
 ) -> None:
-    memory = Memory(capacity=environments * (stack + n_step + spare), stack=stack, n_step=n_step, discount=0.9)
-    replay, rng = Replay(memory, environments, (1,), torch.float32, CPU), np.random.default_rng(seed)
+    settings = ReplaySettings(
+        capacity=environments * (stack + n_step + spare), stack=stack, n_step=n_step, discount=0.9
+    )
+    replay, rng = Replay(settings, environments, (1,), torch.float32, CPU), np.random.default_rng(seed)
     worlds = [World(name) for name in range(environments)]
     drive(replay, worlds, rng, steps)
     check(replay, worlds)
@@ -149,7 +152,9 @@ def test_whatever_may_be_drawn_is_what_happened(
 
 
 def filled(steps: int = 300, **keywords: Any) -> tuple[Replay, list[World]]:
-    replay = Replay(Memory(capacity=200, stack=3, n_step=4, discount=0.9, **keywords), 2, (1,), torch.float32, CPU)
+    replay = Replay(
+        ReplaySettings(capacity=200, stack=3, n_step=4, discount=0.9, **keywords), 2, (1,), torch.float32, CPU
+    )
     worlds = [World(0), World(1)]
     drive(replay, worlds, np.random.default_rng(0), steps)
     return replay, worlds
@@ -177,7 +182,7 @@ def test_frequencies_are_proportional_to_priorities_and_weights_undo_them() -> N
 
 def test_each_of_a_million_slots_can_be_drawn() -> None:
     """Places have more digits than float32 has: just before a slot's end it is still that slot."""
-    replay = Replay(Memory(capacity=2**20, stack=1, n_step=1), 16, (1,), torch.uint8, torch.device("cpu"))
+    replay = Replay(ReplaySettings(capacity=2**20, stack=1, n_step=1), 16, (1,), torch.uint8, torch.device("cpu"))
     replay.priority.fill_(0.3)
     within = torch.arange(256) * 16 + 7
     index, weights = replay.pick((within + 1) / 4096 - 2**-20, 0.5)
@@ -199,7 +204,7 @@ def test_what_is_new_has_the_highest_priority() -> None:
 def test_a_checkpoint_brings_everything_back(tmp_path: Any) -> None:
     replay, worlds = filled()
     store.save(tmp_path / "r", "replay", replay.tensors(), {})
-    other = Replay(replay.memory, 2, (1,), torch.float32, CPU)
+    other = Replay(replay.settings, 2, (1,), torch.float32, CPU)
     other.restore(store.load(tmp_path / "r", "replay")[0])
     twins = [
         World(w.name, w.told, [Episode(list(e.frames), list(e.actions), list(e.rewards), e.end) for e in w.episodes])
@@ -213,9 +218,9 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Any) -> None:
 
 
 def test_images_are_stacked_along_their_channels() -> None:
-    memory = Memory(capacity=60, stack=3, n_step=2)
+    settings = ReplaySettings(capacity=60, stack=3, n_step=2)
     for frame, shape in (((4, 5), (2, 3, 4, 5)), ((3, 4, 5), (2, 9, 4, 5)), ((7,), (2, 21))):
-        replay = Replay(memory, 2, frame, torch.uint8, CPU)
+        replay = Replay(settings, 2, frame, torch.uint8, CPU)
         no = torch.zeros(2, dtype=torch.bool)
         for t in range(4):
             replay.add(torch.full((2, *frame), t, dtype=torch.uint8), torch.zeros(2), no, no, ~no if t == 0 else no, no)
@@ -224,24 +229,27 @@ def test_images_are_stacked_along_their_channels() -> None:
 
 
 def test_networks_are_given_the_shape_that_stacks_have() -> None:
-    assert Memory(stack=6).shape((42, 40)) == (6, 42, 40)
-    assert Memory(stack=3).shape((7,)) == (21,)
+    assert ReplaySettings(stack=6).shape((42, 40)) == (6, 42, 40)
+    assert ReplaySettings(stack=3).shape((7,)) == (21,)
     with pytest.raises(InputError, match=r"seen as vectors or as grey images, not in frames of shape \(96, 96, 3\)"):
-        Memory().shape((96, 96, 3))
+        ReplaySettings().shape((96, 96, 3))
 
 
 def test_replays_that_hold_too_little_are_refused() -> None:
-    with pytest.raises(InputError, match="a replay of 160 holds 10 times of 16 environments: too few for stacks of 6"):
-        Replay(Memory(capacity=160), 16, (1,), torch.float32, CPU)
+    with pytest.raises(
+        InputError,
+        match=r"capacity: too small \(160\). 16 environments, stacks of 6 frames and 10-step .* at least 288$",
+    ):
+        Replay(ReplaySettings(capacity=160), 16, (1,), torch.float32, CPU)
     with pytest.raises(InputError, match="stacks have 1 to 64 frames"):
-        Memory(stack=0)
+        ReplaySettings(stack=0)
     with pytest.raises(InputError, match="discount and alpha are between 0 and 1"):
-        Memory(alpha=1.5)
+        ReplaySettings(alpha=1.5)
 
 
 def test_a_million_frames_take_less_than_two_and_a_half_gigabytes() -> None:
     """Stacks and returns are built by index: every frame is there once."""
-    replay = Replay(Memory(), 16, (42, 42), torch.uint8, torch.device("meta"))
+    replay = Replay(ReplaySettings(), 16, (42, 42), torch.uint8, torch.device("meta"))
     assert replay.length * replay.environments == 1_000_000
     size = sum(tensor.nbytes for tensor in vars(replay).values() if isinstance(tensor, torch.Tensor))
     assert 1e6 * 42 * 42 < size < 1.8e9

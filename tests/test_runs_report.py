@@ -58,8 +58,8 @@ def made(path: Path, run: Run, *, skill: float, share: float = 1.0, **about: Any
         episodes.append((frames, 0, length, f"{reward:.6g}", int(reached)))
     for frames in np.linspace(done / 60, done, 60).astype(int) if done else []:
         learned = max(0.0, frames / run.frames)
-        row = dict.fromkeys(PROGRESS_COLUMNS, 0.0) | {"frames": frames, "seconds": frames / 1000, "replaced": 0}
-        row |= {"bonus": np.exp(-5 * learned), "loss": 2 - learned + 0.1 * chance.random(), "outside": 0.01 * learned}
+        row = dict.fromkeys(PROGRESS_COLUMNS, 0.0) | {"frames": frames, "seconds": frames / 1000, "worker_restarts": 0}
+        row |= {"bonus": np.exp(-5 * learned), "loss": 2 - learned + 0.1 * chance.random(), "q_clipped": 0.01 * learned}
         progress.append([row[name] for name in PROGRESS_COLUMNS])
     for frames in np.linspace(1, done, 400) if done else []:
         visits.add(int(frames), walked(visits.bounds, run.environment, skill * frames / run.frames, chance))
@@ -169,8 +169,8 @@ def written(path: Path, run: Run, episodes: list[tuple[int, float, int]], progre
 def test_figures_of_a_run_are_those_computed_by_hand(tmp_path: Path) -> None:
     episodes = [(100, 0.0, 0), (400, 1.0, 1), (900, 5.0, 1), (901, 1.0, 1), (1000, 2.0, 0)]
     progress = [
-        {"frames": 300, "seconds": 1, "replaced": 2}, {"frames": 600, "seconds": 2, "replaced": 3},
-        {"frames": 800, "seconds": 3, "replaced": 1}, {"frames": 1000, "seconds": 4, "replaced": 1},
+        {"frames": 300, "seconds": 1, "worker_restarts": 2}, {"frames": 600, "seconds": 2, "worker_restarts": 3},
+        {"frames": 800, "seconds": 3, "worker_restarts": 1}, {"frames": 1000, "seconds": 4, "worker_restarts": 1},
     ]  # fmt: skip
     found = read(written(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), episodes, progress), "a")
     assert found is not None
@@ -241,10 +241,10 @@ def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
 
 
 def test_one_name_for_different_things_is_said(tmp_path: Path) -> None:
-    for world, apart in (("chain-8", True), ("chain-5", False)):
+    for world, bonus_head in (("chain-8", True), ("chain-5", False)):
         for seed in (0, 1):
             run = run_of("csd", world, 1000, seed)
-            run = replace(run, agent=replace(run.agent, apart=apart))
+            run = replace(run, agent=replace(run.agent, bonus_head=bonus_head))
             made(tmp_path / world / f"csd{seed}", run, skill=1.0, commit=f"{seed}" * 12)
             made(tmp_path / world / f"dqn{seed}", run_of("dqn", world, 1000, seed), skill=0.5)
     found = collect(tmp_path)
@@ -261,7 +261,7 @@ def test_who_learns_otherwise_in_one_world_is_in_no_figure_over_all(tmp_path: Pa
     for world, every in (("chain-8", 400), ("chain-5", 4000)):
         for agent in ("csd", "dqn"):
             run = run_of(agent, world, 1000, 0)
-            learning = replace(run.learning, target_every=every) if agent == "csd" else run.learning
+            learning = replace(run.learning, target_period=every) if agent == "csd" else run.learning
             made(tmp_path / world / agent, replace(run, learning=learning), skill=1.0)
     table = build(collect(tmp_path).records)
     assert (table.mixed, list(table.shared), table.duels) == (["CSD"], ["DQN"], [])
@@ -327,9 +327,9 @@ def test_rivals_that_learn_otherwise_are_said(tmp_path: Path) -> None:
     found = collect(tmp_path)
     assert not any("how they learn" in line for line in remarks(found, build(found.records)))
     run = run_of("rnd", "chain-8", 2000, 0)
-    made(tmp_path / "rnd", replace(run, learning=replace(run.learning, target_every=4000)), skill=1.0)
+    made(tmp_path / "rnd", replace(run, learning=replace(run.learning, target_period=4000)), skill=1.0)
     found = collect(tmp_path)
-    said = "Agents also differ in how they learn in chain-8: target every 400 (DQN, CSD) and 4,000 (RND)."
+    said = "Agents also differ in how they learn in chain-8: target period 400 (DQN, CSD) and 4,000 (RND)."
     assert said in remarks(found, build(found.records))
     learning = replace(run.learning, epsilon=replace(run.learning.epsilon, frames=7.0))
     made(tmp_path / "even" / "rnd", replace(run, learning=learning), skill=1.0)
@@ -342,17 +342,18 @@ def test_rivals_that_learn_otherwise_are_said(tmp_path: Path) -> None:
 def test_runs_with_different_settings_are_apart(tmp_path: Path) -> None:
     run = run_of("csd", "chain-8", 1000, 0)
     kinds = [
-        run, replace(run, frames=2000), replace(run, learning=replace(run.learning, batch=32)),
+        run, replace(run, frames=2000), replace(run, learning=replace(run.learning, batch_size=32)),
         replace(run, agent=replace(run.agent, atoms=51)), replace(run, name="CSD"), replace(run, seed=1),
     ]  # fmt: skip
     for i, kind in enumerate(kinds):
         made(tmp_path / str(i), kind, skill=1.0)
     table = build(collect(tmp_path).records)
     titles = {row.title: len(row.records) for row in table.worlds[0].rows}
-    rest = ", atoms 101, batch 64)"
+    rest = ", atoms 101, batch size 64)"
     assert titles == {
         f"CSD (name csd, frames 1,000{rest}": 2, f"CSD (name csd, frames 2,000{rest}": 1,
-        "CSD (name csd, frames 1,000, atoms 101, batch 32)": 1, "CSD (name csd, frames 1,000, atoms 51, batch 64)": 1,
+        "CSD (name csd, frames 1,000, atoms 101, batch size 32)": 1,
+        "CSD (name csd, frames 1,000, atoms 51, batch size 64)": 1,
         f"CSD (name CSD, frames 1,000{rest}": 1,
     }  # fmt: skip
     two = build([record for record in table.records if record.path in "01"])
@@ -372,17 +373,17 @@ VISITED = "0 0 0 0"
 DAMAGES = {
     "no JSON": lambda path: (path / "settings.json").write_text("{"),
     "settings.json: is damaged: no JSON": lambda path: (path / "settings.json").write_text("[" * 100_000),
-    "was written in format 9": cut("settings.json", '"format": 1', '"format": 9'),
+    "was written in format 9": cut("settings.json", '"format": 2', '"format": 9'),
     "is damaged (the setting frames cannot be 'many')": cut("settings.json", '"frames": 1000', '"frames": "many"'),
     "has a name of more than 200 letters": cut("settings.json", '"name": "csd"', f'"name": "{"x" * 300}"'),
     "progress.csv: is missing": lambda path: (path / "progress.csv").unlink(),
     "it lacks the column seconds": cut("progress.csv", "seconds", "hours"),
     "could not convert string to float: 'x'": cut("progress.csv", "\n16,", "\nx,"),
-    "line 2 has 17 values, not 16": cut("progress.csv", "\n16,", "\n16,1,"),
+    "line 2 has 20 values, not 19": cut("progress.csv", "\n16,", "\n16,1,"),
     "its frames go backwards": cut("progress.csv", "\n16,", "\n999,"),
     "frames is not always a number from 1": cut("progress.csv", "\n16,", "\nnan,"),
-    "reward is not always a number": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,nan,0"),
-    "reached is not always a number from 0 to 1": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,0,2"),
+    "return is not always a number": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,nan,0"),
+    "success is not always a number from 0 to 1": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,0,2"),
     "visits.json: is missing": lambda path: (path / "visits.json").unlink(),
     "visits.json: is damaged: no JSON": lambda path: (path / "visits.json").write_text('{"counts'),
     "visits.json: is damaged: no visits": cut("visits.json", VISITED, "0 x 0 0"),
@@ -705,7 +706,7 @@ def test_every_picture_loads_and_every_text_is_readable(opened: Opener, report: 
     assert tab.locator("#tabs a").all_inner_texts() == ["All worlds", DOOM, "chain-8"]
     assert tab.evaluate("[...document.images].filter((i) => !i.complete || !i.naturalWidth).length") == 0
     shown = tab.evaluate("[...document.images].map((image) => atob(image.currentSrc.split(',')[1]))")
-    assert len(shown) == 2 * 3 + (4 + 2 * 5 + 1 + 4) + (4 + 2 + 1 + 4)
+    assert len(shown) == 2 * 3 + (7 + 2 * 5 + 1 + 4) + (7 + 2 + 1 + 4)
     ink = {"light": "#1d2733", "dark": "#e9eef3"}
     assert all(ink[scheme] in svg for svg in shown)
     for place in range(3):

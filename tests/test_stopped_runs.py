@@ -22,7 +22,7 @@ from onefold.cli import main
 from onefold.errors import InputError, OnefoldWarning
 from onefold.rl.folder import CHECKPOINT, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.play import Player
-from onefold.rl.replay import Memory, Replay
+from onefold.rl.replay import Replay, ReplaySettings
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import run_of
 from onefold.rl.told import lasting
@@ -204,7 +204,7 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Sign
 
 
 def test_a_run_of_a_few_frames_ends(tmp_path: Path) -> None:
-    until(train(run_of("dqn", "chain-8", 3, 0, environments=1), tmp_path / "run", device="cpu"))
+    until(train(run_of("dqn", "chain-8", 3, 0, num_envs=1), tmp_path / "run", device="cpu"))
     assert networks(tmp_path / "run")[1] == 3
 
 
@@ -291,7 +291,7 @@ def test_an_environment_that_does_not_start_is_one_line(tmp_path: Path, capsys: 
 
 
 def test_a_checkpoint_is_as_large_as_what_was_seen() -> None:
-    memory = Memory(capacity=1_000_000, stack=6, n_step=10)
+    memory = ReplaySettings(capacity=1_000_000, stack=6, n_step=10)
     replay = Replay(memory, 2, (4, 4), torch.uint8, torch.device("cpu"))
     no = torch.zeros(2, dtype=torch.bool)
     for _ in range(30):
@@ -346,7 +346,18 @@ def test_nobody_waits_for_long_to_hear_of_a_slow_run(
     keep = Folder.keep
     monkeypatch.setattr(Folder, "keep", lambda *args: kept.append(1) or keep(*args))
     monkeypatch.setattr("onefold.rl.runs.REPORTS", 1)
-    options = ["--env", "CartPole-v1", "--frames", "1200", "--device", "cpu", "--set", "agent.low=-1", "agent.high=1"]
+    options = [
+        "--env",
+        "CartPole-v1",
+        "--agent",
+        "csd",
+        "--frames",
+        "1200",
+        "--device",
+        "cpu",
+        "--set",
+        "agent.q_bound=1",
+    ]
     assert main(["rl", "train", *options, "-o", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("on a CPU, 4 environments, learning begins after 500 frames")
@@ -354,7 +365,7 @@ def test_nobody_waits_for_long_to_hear_of_a_slow_run(
     assert sum(" frames, " in line and "/s" in line for line in said) > 10
     assert any(re.search(r": [\d.]+ min left, 1,\d\d\d frames, ", line) for line in said)
     assert not any(re.search(r"left, [1-4]?\d?\d frames, ", line) for line in said)
-    assert sum("% of the returns lie beyond -1 and 1" in line for line in said) == 1
+    assert sum("% of Q's targets lie outside ±1 and are clipped" in line for line in said) == 1
     assert sum("it is made for a GPU" in line for line in said) == 1
     assert len(kept) > 5
 

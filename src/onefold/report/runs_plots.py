@@ -136,7 +136,7 @@ def _kinds(world: World) -> tuple[list[Kind], list[Kind]]:
     def learned(column: str) -> Callable[[Record], Curve]:
         def curve(record: Record) -> Curve:
             frames = record.progress["frames"]
-            values = np.where(frames > record.run.learning.start, record.progress[column], np.nan)
+            values = np.where(frames > record.run.learning.learning_starts, record.progress[column], np.nan)
             return edges[1:], on_grid(frames, values, edges, record.frames)
 
         return curve
@@ -148,7 +148,10 @@ def _kinds(world: World) -> tuple[list[Kind], list[Kind]]:
     return outside[: 1 + has_goal(world.name)], [
         Kind("Bonus", "bonus", learned("bonus"), "lines", has=lambda r: r.run.agent.bonus != "none"),
         Kind("Loss", "loss", learned("loss"), "lines"),
-        Kind("Off the support", "target, %", learned("outside"), "lines", 100, lambda r: r.run.agent.atoms > 0),
+        Kind("Value of rewards", "Q", learned("q_value"), "lines"),
+        Kind("Value of bonuses", "U", learned("u_value"), "lines", has=lambda r: r.run.agent.bonus_head),
+        Kind("Q targets clipped", "%", learned("q_clipped"), "lines", 100, lambda r: r.run.agent.atoms > 0),
+        Kind("U targets clipped", "%", learned("u_clipped"), "lines", 100, lambda r: r.run.agent.bonus_head),
     ]
 
 

@@ -61,9 +61,9 @@ class Record:
     def final(self, figure: str) -> float | None:
         """Mean over the episodes that a run is judged by; None before its end, or if none has ended at all.
 
-        `figure` is reward or reached.
+        `figure` is "return" or "success".
         """
-        unknown = figure == "reached" and not has_goal(self.run.environment)
+        unknown = figure == "success" and not has_goal(self.run.environment)
         if unknown or not self.whole or not len(self.episodes["frames"]):
             return None
         found = late(self.episodes["frames"], self.episodes["environment"], self.run.frames)
@@ -72,7 +72,7 @@ class Record:
     @property
     def first_goal(self) -> int | None:
         """Frames at the end of the first episode that reached the goal."""
-        reached = np.flatnonzero(self.episodes["reached"])
+        reached = np.flatnonzero(self.episodes["success"])
         return int(self.episodes["frames"][reached[0]]) if len(reached) else None
 
     @property
@@ -87,7 +87,7 @@ class Record:
     @property
     def replaced(self) -> int:
         """Workers that were lost and replaced; after a break, a run counts them anew."""
-        counts = self.progress["replaced"]
+        counts = self.progress["worker_restarts"]
         steps = np.diff(counts, prepend=0.0)
         return int(np.where(steps >= 0, steps, counts).sum())
 
@@ -141,9 +141,9 @@ def read(path: Path, name: str) -> Record | None:
         raise FileError(f"{settings}: has a name of more than {LONGEST} letters")
     progress = _columns(path / PROGRESS, PROGRESS_COLUMNS)
     episodes = _columns(path / EPISODES, EPISODE_COLUMNS)
-    _within(episodes["reward"], -LARGE, LARGE, path / EPISODES, "reward")
-    _within(episodes["reached"], 0, 1, path / EPISODES, "reached")
-    for column in ("seconds", "replaced"):
+    _within(episodes["return"], -LARGE, LARGE, path / EPISODES, "return")
+    _within(episodes["success"], 0, 1, path / EPISODES, "success")
+    for column in ("seconds", "worker_restarts"):
         _within(progress[column], 0, 1e12, path / PROGRESS, column)
     counts, bounds = _visits(path / VISITS)
     origin = {key: _origin(about.get(key)) for key in ORIGIN}

@@ -18,7 +18,7 @@ from onefold.rl.worlds import world as world_of
 
 BINS = 50  # of a world's frames, in its curves
 TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as the paper has them
-RETURN, SUCCESS = "reward", "reached"  # final figures, by their columns
+RETURN, SUCCESS = "return", "success"  # final figures, by their columns
 
 
 class Estimate(NamedTuple):
@@ -94,7 +94,7 @@ class World:
         found: dict[str, dict[Any, list[str]]] = {}
         for row in self.rows:
             run = row.records[0].run
-            for key, value in (("environments", run.environments), *_flat(asdict(run.learning))):
+            for key, value in (("environments", run.num_envs), *_flat(asdict(run.learning))):
                 found.setdefault(key, {}).setdefault(value, []).append(row.title)
         even = len({row.frames for row in self.rows}) == 1
         differing = {key: kinds for key, kinds in found.items() if len(kinds) > 1 and (even or ".frames" not in key)}
@@ -199,7 +199,7 @@ def _own(run: Run) -> dict[str, Any]:
     """Settings of an agent, and of how it learns, that are not those which its name stands for in its world."""
     usual = dict(_flat(asdict(suited(AGENTS[run.name], run.environment, run.frames)))) if run.name in AGENTS else {}
     own = {key: value for key, value in _flat(asdict(run.agent)) if key not in usual or value != usual[key]}
-    own = own if usual else {key: value for key, value in own.items() if key != "weight.frames"}
+    own = own if usual else {key: value for key, value in own.items() if key != "bonus_weight.frames"}
     with contextlib.suppress(InputError):  # a world of Gymnasium's that is not installed here
         there = dict(_flat(asdict(world_of(run.environment, run.frames).learning)))
         own |= {f"learning.{key}": v for key, v in _flat(asdict(run.learning)) if v != there[key]}

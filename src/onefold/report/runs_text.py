@@ -221,7 +221,7 @@ def _row(world: World, row: Row) -> dict[str, Any]:
         "first_goal_median": _median(row),
         "reached_in": sum(record.first_goal is not None for record in row.whole),
         **dict(zip(("frames_per_second", "seconds", "replaced"), _cost(row), strict=True)),
-        "settings": {"frames": row.frames, "environments": row.records[0].run.environments},
+        "settings": {"frames": row.frames, "environments": row.records[0].run.num_envs},
         "runs": [
             {
                 "path": record.path, "seed": record.run.seed, "frames": record.frames, "whole": record.whole,

@@ -1,20 +1,20 @@
-"""Exploration: agents that find a far goal with no other reward, the parts that they are made of, and their bonus for
-agents of other libraries."""
+"""Reinforcement learning: the paper's agents, their environments, and exploration bonuses for other libraries."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onefold.rl.agents import Agent, Ramp
+    from onefold.rl.agents import Agent, LinearSchedule
     from onefold.rl.bonus import CSDBonus, LastLayerGPBonus, RNDBonus
     from onefold.rl.intrinsic import IntrinsicReward
     from onefold.rl.runs import resume, train
     from onefold.rl.settings import run_of
 
 __all__ = [
-    "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "RNDBonus", "Ramp", "resume", "run_of", "train",
+    "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "resume", "run_of",
+    "train",
 ]  # fmt: skip
-HOMES = {"Agent": "agents", "Ramp": "agents", "IntrinsicReward": "intrinsic", "run_of": "settings"}
+HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "intrinsic", "run_of": "settings"}
 HOMES |= {"resume": "runs", "train": "runs"}
 
 

@@ -1,140 +1,173 @@
-"""What an agent is: which returns it learns, how it chooses, and what it is curious about. Five are the paper's."""
+"""The paper's five agents: return heads, action selection, exploration bonus, and learning settings."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from onefold.errors import InputError
-from onefold.rl.replay import Memory
-from onefold.rl.returns import Support
+from onefold.rl.replay import ReplaySettings
 
-LARGEST = 1e6  # return that a support may hold
-Choice: TypeAlias = Literal["greedy", "member", "information"]
-Curiosity: TypeAlias = Literal["none", "rnd", "csd"]
+LARGEST_BOUND = 1e6  # of a return distribution's support
+Policy: TypeAlias = Literal["greedy", "thompson", "ids"]
+BonusKind: TypeAlias = Literal["none", "rnd", "csd"]
+BonusForm: TypeAlias = Literal["variance", "centred", "relative"]
+HeadLosses: TypeAlias = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ramp:
-    """A number that goes from `first` to `last` over so many frames, and stays there."""
+class LinearSchedule:
+    """A number that moves from `start` to `end` within `frames` frames and stays there."""
 
-    first: float
-    last: float
+    start: float
+    end: float
     frames: float
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.first, self.last, self.frames))) or self.frames < 0:
-            raise InputError(f"a ramp has finite ends and frames, not {self.first}, {self.last} and {self.frames}")
+        if not all(map(math.isfinite, (self.start, self.end, self.frames))) or self.frames < 0:
+            raise InputError(
+                f"schedule: start, end and frames must be finite, frames at least 0 "
+                f"(got {self.start}, {self.end}, {self.frames})"
+            )
 
     def at(self, frames: Any) -> Any:
-        """At this number of frames, which may be a tensor."""
+        """Return the value after this number of frames, which may be a tensor."""
         share = frames / max(1.0, self.frames)
         share = min(1.0, share) if isinstance(share, int | float) else share.clamp(max=1.0)
-        return self.first + (self.last - self.first) * share
+        return self.start + (self.end - self.start) * share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """Returns: `members` values by Huber's loss, with additive random priors of scale `prior`, and a distribution over
-    `atoms` (C51); either may be absent. With both, values choose and the distribution tells how noisy returns are.
+    """What makes an agent: its return heads, its policy and its exploration bonus.
 
-    `choice` is what to do: the best on average, what is best for the member that an episode was given, or by
-    information-directed sampling. `bonus` is added to rewards with weight `weight`, which is the scale of confidence
-    for information-directed sampling. Support and what is not said in the paper: docs/log.md.
+    Heads. `members` Q-functions learn by the Huber loss, with random priors of scale `prior_scale`. A categorical head
+    (C51) of `atoms` atoms learns the distribution of returns on ±`q_bound`. Either may be absent. With `bonus_head`, a
+    second categorical head on ±`u_bound` learns U, the return of the bonuses alone, and `bonus_weight` counts only when
+    actions are selected, by Q + bonus_weight · U. Without it, the weighted bonus is added to the reward.
 
-    With `apart`, the bonus has a distribution of returns of its own, learned at the weight's first value: the weight
-    of the moment counts only when an action is chosen. So what is known of a goal does not change as bonuses do, and
-    neither has to be told from the other.
+    Policy. "greedy" maximises the mean value; "thompson" follows one member per episode; "ids" is information-directed
+    sampling (Nikolov et al., 2019), for which `bonus_weight` is the confidence scale.
 
-    With `untried`, for vectors, CSD's bonus is of a state and an action together, and the share of the prior variance
-    that is left: 0 where all is known, 1 where nothing is. So an action can be new before it is taken: it counts, too,
-    when the next one is chosen, and in what a state is worth (Rashid et al., 2020).
+    Bonus. "csd" has three forms: "variance", ‖φ₀‖²(1 − φ̄ᵀψ̄) (Eq. 27); "centred", where the mean of φ₀ is subtracted
+    and the variance is divided by ‖φ₀‖² plus its mean; "relative", 1 − φ̄ᵀψ̄. The bonus is standardised by its running
+    mean and deviation and multiplied by `bonus_scale`. `bonus_reset_every` frames, the bonus networks start anew; 0
+    means never.
+
+    With `optimistic`, for vector observations, CSD's bonus is a function of state and action. It is then added when
+    actions are selected, here and in the next state (Rashid et al., 2020).
     """
 
     members: int = 1
     atoms: int = 0
-    prior: float = 0.0
-    choice: Choice = "greedy"
-    bonus: Curiosity = "none"
-    apart: bool = False
-    untried: bool = False
-    weight: Ramp = field(default_factory=lambda: Ramp(first=0.1, last=0.01, frames=3.3e6))
-    low: float = -10.0
-    high: float = 10.0
+    dueling: bool = False
+    prior_scale: float = 0.0
+    policy: Policy = "greedy"
+    bonus: BonusKind = "none"
+    bonus_form: BonusForm = "variance"
+    bonus_head: bool = False
+    optimistic: bool = False
+    bonus_scale: float = 1.0
+    bonus_weight: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=0.1, end=0.01, frames=3.3e6))
+    bonus_reset_every: int = 0
+    head_losses: HeadLosses = "mean"
+    """How the losses of two heads are combined."""
+    q_bound: float = 10.0
+    u_bound: float = 10.0
     lr: float = 2.5e-4
     bonus_lr: float = 2.5e-4
 
     def __post_init__(self) -> None:
         self._check_values()
         if self.members < 0 or self.atoms < 0 or self.members + self.atoms == 0 or self.atoms == 1:
-            raise InputError("an agent needs members, or at least two atoms")
-        if self.choice == "member" and self.members < 2:
-            raise InputError("choice 'member' needs at least two members")
-        if self.choice == "information" and (self.members < 2 or self.atoms == 0):
-            raise InputError("choice 'information' needs at least two members, and atoms")
-        if self.apart and (self.bonus == "none" or self.members or self.weight.first <= 0):
-            raise InputError("a bonus whose returns are apart needs atoms, no members, and a weight above 0")
-        if self.untried and (self.apart or self.bonus != "csd" or self.members or self.choice != "greedy"):
-            raise InputError("untried actions need CSD's bonus, not apart, no members, and choice 'greedy'")
+            raise InputError("agent: needs members, or at least two atoms")
+        if self.policy == "thompson" and self.members < 2:
+            raise InputError("agent: policy 'thompson' needs at least two members")
+        if self.policy == "ids" and (self.members < 2 or self.atoms == 0):
+            raise InputError("agent: policy 'ids' needs at least two members, and atoms")
+        if self.bonus_head and (self.bonus == "none" or self.members):
+            raise InputError("agent: bonus_head needs a bonus and atoms, and no members")
+        if self.optimistic and (self.bonus_head or self.bonus != "csd" or self.members or self.policy != "greedy"):
+            raise InputError("agent: optimistic needs CSD's bonus and policy 'greedy', no bonus_head and no members")
+        if self.optimistic and self.bonus_form != "relative":
+            raise InputError(f"agent: optimistic needs bonus_form 'relative' (got {self.bonus_form!r})")
 
     def _check_values(self) -> None:
-        for name, value, known in (("choice", self.choice, Choice), ("bonus", self.bonus, Curiosity)):
-            if value not in get_args(known):
-                raise InputError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
-        if not all(0 < rate < math.inf for rate in (self.lr, self.bonus_lr)):
-            raise InputError(f"learning rates must be positive, not {self.lr} and {self.bonus_lr}")
-        if not 0 <= self.prior < math.inf:
-            raise InputError(f"the scale of priors is at least 0, not {self.prior}")
-        if not -LARGEST <= self.low < self.high <= LARGEST:
-            raise InputError(f"the support goes from low to high, not from {self.low} to {self.high}")
+        choices = (("policy", Policy), ("bonus", BonusKind), ("bonus_form", BonusForm), ("head_losses", HeadLosses))
+        for name, allowed in choices:
+            if getattr(self, name) not in get_args(allowed):
+                raise InputError(f"agent.{name}: {getattr(self, name)!r} is not one of {', '.join(get_args(allowed))}")
+        for name in ("lr", "bonus_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"agent.{name}: must be positive (got {getattr(self, name)})")
+        for name in ("prior_scale", "bonus_scale", "bonus_reset_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"agent.{name}: must be at least 0 (got {getattr(self, name)})")
+        for name in ("q_bound", "u_bound"):
+            if not 0 < getattr(self, name) <= LARGEST_BOUND:
+                raise InputError(
+                    f"agent.{name}: must be positive and at most {LARGEST_BOUND:g} (got {getattr(self, name)})"
+                )
 
     @property
-    def support(self) -> Support:
-        return Support(self.low, self.high, self.atoms)
+    def bounds(self) -> tuple[float, ...]:
+        """Return the bound of the support of each categorical head: Q's and, with `bonus_head`, U's."""
+        return (self.q_bound, self.u_bound) if self.bonus_head else (self.q_bound,)
 
 
-UNIT = 0.2
-"""What β is multiplied by, as bonuses are in running deviations: in what units the paper has them is not said. With 1,
-the rooms on the way were worth more than the goal (docs/log.md)."""
-
-
-def _fading(first: float, last: float) -> Ramp:
-    return Ramp(first=UNIT * first, last=UNIT * last, frames=3.3e6)
-
+N_STEP, DISCOUNT = 10, 0.997
+WINDOW_SCALE = 1 - DISCOUNT**N_STEP
+"""Scale of the paper's bonuses: with one bonus per n-step window, U of a constant bonus of 1 is then 1."""
 
 AGENTS: dict[str, Agent] = {
-    "dqn": Agent(),
-    "bdqn": Agent(members=10, prior=1.0, choice="member"),
-    "rnd": Agent(members=0, atoms=101, bonus="rnd", lr=6.25e-4, weight=_fading(1.0, 0.01)),
-    "ids": Agent(members=10, atoms=101, prior=1.0, choice="information"),
-    "csd": Agent(
-        members=0, atoms=101, bonus="csd", apart=True, lr=6.25e-4, weight=_fading(0.1, 0.01), low=-2.0, high=2.0
+    "dqn": Agent(dueling=True),
+    "bdqn": Agent(members=10, prior_scale=1.0, policy="thompson"),
+    "rnd": Agent(
+        members=0, atoms=101, bonus="rnd", bonus_scale=WINDOW_SCALE, q_bound=5.4, lr=6.25e-4,
+        bonus_weight=LinearSchedule(start=1.0, end=0.01, frames=3.3e6),
     ),
-}
-"""Table "hpsettingsvizdoom". CSD's "101/101" heads are read as one for rewards and one for bonuses."""
+    "ids": Agent(members=10, atoms=101, prior_scale=1.0, policy="ids", head_losses="sum"),
+    "csd": Agent(
+        members=0, atoms=101, bonus="csd", bonus_head=True, bonus_scale=WINDOW_SCALE, q_bound=2.0, u_bound=3.4,
+        lr=6.25e-4,
+    ),
+}  # fmt: skip
+"""The paper's Table "hpsettingsvizdoom", for MyWayHome. Its heads "101/101" of CSD are read as Q and U."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How all agents learn (paper, Table "hpsettingsvizdoom"; where it is silent, Schmidt & Schmied, 2021)."""
+    """Learning settings of all agents: the paper's Table "hpsettingsvizdoom" and, where it is silent, Schmidt &
+    Schmied (2021)."""
 
-    memory: Memory = field(default_factory=Memory)
-    batch: int = 256
-    start: int = 100_000
+    replay: ReplaySettings = field(default_factory=lambda: ReplaySettings(n_step=N_STEP, discount=DISCOUNT))
+    batch_size: int = 256
+    learning_starts: int = 100_000
     """Frames before the first update."""
-    target_every: int = 8000
-    """Frames between two copies to the target network."""
-    epsilon: Ramp = field(default_factory=lambda: Ramp(first=1.0, last=0.01, frames=500_000))
-    importance: Ramp = field(default_factory=lambda: Ramp(first=0.45, last=1.0, frames=5e6))
-    clip: float = 10.0
+    bonus_learning_starts: int = 200_000
+    """Frames before the first update of U."""
+    target_period: int = 8000
+    """Frames between two copies of the networks to the target networks."""
+    epsilon: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=1.0, end=0.01, frames=500_000))
+    per_beta: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=0.45, end=1.0, frames=5e6))
+    """Exponent of the importance weights of prioritised replay."""
+    max_grad_norm: float = 10.0
     adam_eps: float = 0.005 / 256
     channels: tuple[int, ...] = (32, 32, 64)
     hidden: int = 256
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.target_every, self.hidden, *self.channels) < 1 or self.start < 0:
-            raise InputError("batch, target_every, hidden and channels are at least 1, and start is not below 0")
-        for ramp in (self.epsilon, self.importance):
-            if not (0 <= ramp.first <= 1 and 0 <= ramp.last <= 1):
-                raise InputError(f"epsilon and importance lie between 0 and 1, not at {ramp.first} and {ramp.last}")
-        if not (0 < self.clip < math.inf and 0 < self.adam_eps < 1):
-            raise InputError(f"clip must be above 0, and adam_eps between 0 and 1; not {self.clip} and {self.adam_eps}")
+        if min(self.batch_size, self.target_period, self.hidden, *self.channels) < 1:
+            raise InputError("learning: batch_size, target_period, hidden and channels must be at least 1")
+        if min(self.learning_starts, self.bonus_learning_starts) < 0:
+            raise InputError("learning: learning_starts and bonus_learning_starts must be at least 0")
+        for name in ("epsilon", "per_beta"):
+            schedule = getattr(self, name)
+            if not (0 <= schedule.start <= 1 and 0 <= schedule.end <= 1):
+                raise InputError(
+                    f"learning.{name}: must stay between 0 and 1 (got {schedule.start} and {schedule.end})"
+                )
+        if not (0 < self.max_grad_norm < math.inf and 0 < self.adam_eps < 1):
+            raise InputError(
+                f"learning: max_grad_norm must be positive and adam_eps between 0 and 1 "
+                f"(got {self.max_grad_norm} and {self.adam_eps})"
+            )

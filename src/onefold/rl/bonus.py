@@ -20,7 +20,16 @@ from onefold import store
 from onefold.errors import FileError, InputError, TrainingError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.prior import Prior, generators, random_network
-from onefold.rl.novelty import CHANNELS, HIDDEN, OUTPUTS, CSDNovelty, RNDNovelty, Scale, Settling
+from onefold.rl.bonus_networks import (
+    CHANNELS,
+    HIDDEN,
+    OUTPUTS,
+    CSDNetworks,
+    RNDNetworks,
+    Scale,
+    Settling,
+    reset_generator,
+)
 from onefold.rl.observations import Entry, Form, Observations, form_of
 
 KIND = "exploration bonus"
@@ -124,7 +133,7 @@ class Bonus(abc.ABC):
         with torch.device("cpu" if self._weights is not None else "meta"):
             self.first, self.scale = Settling(form.shape, self.settle), self._scale()
         self._module = nn.ModuleDict({"first": self.first, "scale": self.scale})
-        self._module["novelty"] = self._network(form.shape, self._weights)
+        self._module["networks"] = self._network(form.shape, self._weights)
         self._form = form
         if self._weights is not None:
             self._module.to(self.device)
@@ -172,7 +181,11 @@ class Bonus(abc.ABC):
 
 
 class _Distilled(Bonus, abc.ABC):
-    """A bonus whose networks learn by Adam."""
+    """A bonus whose networks learn by Adam.
+
+    With `reset_every`, the networks start anew after that many observations, against the drift of long streams; the
+    random target, the standardisation and the running scale stay.
+    """
 
     def __init__(
         self,
@@ -181,41 +194,55 @@ class _Distilled(Bonus, abc.ABC):
         channels: Sequence[int] = CHANNELS,
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
+        reset_every: int = 0,
         **how: Any,
     ) -> None:
         super().__init__(**how)
         if not 0 < lr < float("inf"):
-            raise InputError(f"the learning rate must be positive, not {lr}")
+            raise InputError(f"lr: must be positive (got {lr})")
+        if reset_every < 0:
+            raise InputError(f"reset_every: must be at least 0 (got {reset_every})")
         self.lr, self.channels, self.hidden, self.outputs = lr, tuple(channels), tuple(hidden), outputs
+        self.reset_every, self._learned_from = reset_every, 0
 
     def _settings(self) -> dict[str, Any]:
-        own = {"lr": self.lr, "channels": self.channels, "hidden": self.hidden, "outputs": self.outputs}
-        return {**super()._settings(), **own}
+        names = ("lr", "channels", "hidden", "outputs", "reset_every")
+        return {**super()._settings(), **{name: getattr(self, name) for name in names}}
 
     def _sizes(self) -> dict[str, Any]:
         return {"channels": self.channels, "hidden": self.hidden, "outputs": self.outputs, "first": self.first}
 
     def _ready(self) -> None:
-        self._novelty: Any = self._module["novelty"]
-        self._own = [p for p in self._novelty.parameters() if p.requires_grad]
+        self._networks: Any = self._module["networks"]
+        self._own = [p for p in self._networks.parameters() if p.requires_grad]
         self._optimiser = torch.optim.Adam(self._own, lr=self.lr)
 
+    def _reset(self) -> None:
+        """Start the trained networks and their optimiser anew; the random target, standardisation and scale stay."""
+        self._networks.reset(reset_generator(self.seed, self._learned_from // self.reset_every))
+        self._optimiser.state.clear()
+
     def _value(self, x: Tensor) -> Tensor:
-        return self._novelty.value(x)
+        return self._networks.value(x)
 
     def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        before, self._learned_from = self._learned_from, self._learned_from + len(x)
+        if self.reset_every and before // self.reset_every < self._learned_from // self.reset_every:
+            self._reset()
         x = x if len(x) > 1 else x.repeat_interleave(2, 0)  # CSD's loss is over pairs
-        uniforms = torch.rand(len(x), self._novelty.uniforms, generator=self._chance).to(self.device)
+        uniforms = torch.rand(len(x), self._networks.uniforms, generator=self._chance).to(self.device)
         self._optimiser.zero_grad()
-        value, loss = self._novelty.seen(x, uniforms)
+        value, loss = self._networks.value_and_loss(x, uniforms)
         loss.backward()
         self._optimiser.step()
         return value, loss.detach()
 
     def _learned(self) -> dict[str, Tensor]:
-        return {f"{i}.{key}": t for i, p in enumerate(self._own) for key, t in self._optimiser.state[p].items()}
+        adam = {f"{i}.{key}": t for i, p in enumerate(self._own) for key, t in self._optimiser.state[p].items()}
+        return {**adam, "learned_from": torch.tensor(self._learned_from)}
 
     def _relearned(self, tensors: dict[str, Tensor]) -> None:
+        self._learned_from = int(tensors["learned_from"])
         for i, parameter in enumerate(self._own):
             own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{i}.")}
             moments = ("exp_avg", "exp_avg_sq")
@@ -234,7 +261,7 @@ class CSDBonus(_Distilled):
     """
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return CSDNovelty(shape, generator, noise=NOISE, relative=True, **self._sizes())
+        return CSDNetworks(shape, generator, noise=NOISE, form="relative", **self._sizes())
 
 
 @final
@@ -244,7 +271,7 @@ class RNDBonus(_Distilled):
     share = False
 
     def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return RNDNovelty(shape, generator, **self._sizes())
+        return RNDNetworks(shape, generator, **self._sizes())
 
 
 @final
@@ -278,7 +305,7 @@ class LastLayerGPBonus(Bonus):
         self._factor = torch.linalg.cholesky(self._gram + self.ridge * eye)
 
     def _phi(self, x: Tensor) -> Tensor:
-        return nn.functional.normalize(self._module["novelty"](x).double(), dim=1)
+        return nn.functional.normalize(self._module["networks"](x).double(), dim=1)
 
     def _value(self, x: Tensor) -> Tensor:
         solved = torch.linalg.solve_triangular(self._factor, self._phi(x).T, upper=False)

@@ -36,7 +36,7 @@ class Train:
     seed: int = 0
     """Everything random follows from it."""
     settings: Settings = ()
-    """Other settings than the agent's own, named as in settings.json: learning.target_every=2000 agent.lr=1e-3."""
+    """Other settings than the agent's own, named as in settings.json: learning.target_period=2000 agent.lr=1e-3."""
     environments: int | None = None
     """At once; 16 for MyWayHome, 4 for small worlds."""
     workers: int | None = None
@@ -111,7 +111,7 @@ class Grid:
     frames: float = 5e6
     """Of each run."""
     settings: Settings = ()
-    """Other settings than the agents' own, for all of them: learning.target_every=2000 learning.batch=128."""
+    """Other settings than the agents' own, for all of them: learning.target_period=2000 learning.batch_size=128."""
     engine: Engine = "serial"
     """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
     workers: int | None = None
@@ -211,13 +211,13 @@ class Eval:
         found = {
             "episodes": len(played),
             "return": float(np.mean([p.reward for p in played])),
-            "reached": float(np.mean([p.reached for p in played])) if goal else None,
+            "success": float(np.mean([p.reached for p in played])) if goal else None,
             "length": float(np.mean([p.length for p in played])),
         }
         if self.json:
             print(json.dumps(found))
             return
-        reached = f"goal reached in {found['reached']:.0%}, " if goal else ""
+        reached = f"goal reached in {found['success']:.0%}, " if goal else ""
         episodes = "1 episode" if count == 1 else f"{count:,} episodes"
         print(f"{episodes}: return {found['return']:.3f}, {reached}{found['length']:.0f} steps on average")
 

@@ -22,29 +22,29 @@ SIDE = 42  # pixels of an observation
 STACK = 6  # observations of the registered environments
 STEPS = 2100  # of an episode
 LIVING_COST = 0.0001
-BUTTONS = ([1, 0, 0], [0, 1, 0], [0, 0, 1])  # turn left, turn right, move forward
+ACTIONS = ("turn left", "turn right", "move forward", "strafe left", "strafe right")
+BUTTONS = [[int(i == j) for j in range(len(ACTIONS))] for i in range(len(ACTIONS))]
+GAME_BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD", "MOVE_LEFT", "MOVE_RIGHT")
 NAMES: dict[Variant, str] = {"dense": "Dense", "sparse": "Sparse", "very_sparse": "VerySparse"}
 ONE_AT_A_TIME = threading.Lock()  # a game starts in the process's working folder
 
 
 class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
-    """Reach the armour: +1 and the end. Three actions, turn left, turn right, move forward; one frame each.
+    """Reach the armour for a reward of 1; the episode ends there, or is truncated after 2,100 steps.
 
-    After 2,100 steps an episode is cut off. With `living_cost` each step costs 0.0001, as in ViZDoom's own scenario.
-    The game is a process of its own that runs from the first reset to `close`.
+    Each step costs 0.0001. The five actions are to turn left or right, to move forward, and to strafe left or right,
+    for one frame of the game each. These are the rewards and actions of ViZDoom's own scenario. The game is a separate
+    process that runs from the first reset to `close`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 35}  # noqa: RUF012
 
-    def __init__(
-        self, variant: Variant = "sparse", *, living_cost: bool = False, render_mode: str | None = None
-    ) -> None:
+    def __init__(self, variant: Variant = "sparse", *, render_mode: str | None = None) -> None:
         check_variant(variant)
         vizdoom()
         if render_mode not in (None, "rgb_array"):
             raise InputError(f"render_mode is None or 'rgb_array', not {render_mode!r}")
         self.variant: Variant = variant
-        self.living_cost = living_cost
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(len(BUTTONS))
@@ -68,12 +68,12 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
         if self._steps_left == 0:
             raise InputError("the episode is over, or none has begun: reset() comes first")
         if not 0 <= action < len(BUTTONS):
-            raise InputError(f"actions are 0, 1 and 2; not {action}")
+            raise InputError(f"action: must be 0 to {len(BUTTONS) - 1} (got {action})")
         # The game gives the +1 and finishes one action later. Nothing is left to do then, so the episode ends here.
         reached = self._game.make_action(BUTTONS[action]) > 0.5
         self._steps_left = 0 if reached else self._steps_left - 1
         frame, info = self._look()
-        reward = float(reached) - LIVING_COST * self.living_cost
+        reward = float(reached) - LIVING_COST
         return frame, reward, reached, not reached and self._steps_left == 0, info
 
     def render(self) -> UInt8[np.ndarray, "120 160 3"] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -148,7 +148,7 @@ def _leashed(path: str, folder: Path) -> str:
 
 
 def _configured() -> Any:
-    """ViZDoom's own scenario, but for the smallest screen, in grey, and three of its five buttons."""
+    """Return ViZDoom's own scenario with the smallest screen, in grey."""
     vzd: Any = vizdoom()
     game, variables = vzd.DoomGame(), vzd.GameVariable
     game.set_vizdoom_path(str(Path(vzd.__file__).with_name("vizdoom")))
@@ -160,7 +160,7 @@ def _configured() -> Any:
     game.set_screen_resolution(vzd.ScreenResolution.RES_160X120)
     game.set_screen_format(vzd.ScreenFormat.GRAY8)
     game.set_render_hud(False)
-    game.set_available_buttons([vzd.Button.TURN_LEFT, vzd.Button.TURN_RIGHT, vzd.Button.MOVE_FORWARD])
+    game.set_available_buttons([getattr(vzd.Button, name) for name in GAME_BUTTONS])
     game.set_available_game_variables([variables.POSITION_X, variables.POSITION_Y, variables.ANGLE])
     game.set_episode_start_time(10)
     game.set_episode_timeout(0)  # steps are counted here, so that the last frame can be seen

@@ -17,16 +17,17 @@ from onefold.errors import FileError, InputError
 from onefold.rl.settings import Run, from_plain, plain
 from onefold.rl.visits import Visits
 
-FORMAT = 1
+FORMAT = 2
 SETTINGS, PROGRESS, EPISODES, VISITS = "settings.json", "progress.csv", "episodes.csv", "visits.json"
 CHECKPOINT, NETWORKS, LOCK = "checkpoint.safetensors", "networks.safetensors", ".lock"
 KIND, LIGHT = "run's checkpoint", "agent's networks"
 LARGEST = 2**26  # bytes of a text file of ours
 PROGRESS_COLUMNS = (
-    "frames", "seconds", "frames_per_second", "episodes", "return", "reached", "length", "bonus", "value", "loss",
-    "bonus_loss", "outside", "error", "gradient", "scale", "replaced",
+    "frames", "seconds", "frames_per_second", "episodes", "return", "success", "length", "q_value", "u_value", "loss",
+    "td_error", "per_weight", "q_clipped", "u_clipped", "grad_norm", "bonus", "bonus_std", "bonus_loss",
+    "worker_restarts",
 )  # fmt: skip
-EPISODE_COLUMNS = ("frames", "environment", "length", "reward", "reached")
+EPISODE_COLUMNS = ("frames", "environment", "length", "return", "success")
 LAST = 0.1  # share of a run's frames that it is judged by
 
 

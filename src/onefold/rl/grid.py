@@ -11,19 +11,19 @@ import numpy as np
 
 from onefold.bench.engines import engine
 from onefold.errors import FileError, InputError
-from onefold.rl.agents import AGENTS, UNIT, Agent
+from onefold.rl.agents import AGENTS, Agent
 from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, changed, run_of
 
 RATES = (1.25e-4, 2.5e-4, 3.75e-4, 5e-4, 6.25e-4, 7.5e-4)
-WEIGHTS = tuple(UNIT * weight for weight in (0.05, 0.1, 0.5, 1.0, 5.0, 10.0))
+WEIGHTS = (0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 SPACES: dict[str, dict[str, tuple[float, ...]]] = {  # paper, Table "hpsearchspacevizdoom"
     "dqn": {"lr": RATES},
-    "bdqn": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
-    "ids": {"lr": RATES, "prior": (1.0, 3.0, 5.0)},
-    "rnd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
-    "csd": {"lr": RATES, "weight": WEIGHTS, "bonus_lr": RATES},
+    "bdqn": {"lr": RATES, "prior_scale": (1.0, 3.0, 5.0)},
+    "ids": {"lr": RATES, "prior_scale": (1.0, 3.0, 5.0)},
+    "rnd": {"lr": RATES, "bonus_weight": WEIGHTS, "bonus_lr": RATES},
+    "csd": {"lr": RATES, "bonus_weight": WEIGHTS, "bonus_lr": RATES},
 }
 
 
@@ -116,7 +116,7 @@ def work(job: Job) -> dict[str, Any]:
 def final_return(out: Path) -> float:
     """The mean return of the episodes in the last tenth of a run's frames; NaN if none has ended at all."""
     run, rows = Folder(out).run(), Folder(out).rows(EPISODES)
-    names = ("frames", "environment", "reward")
+    names = ("frames", "environment", "return")
     frames, environments, rewards = (np.array([float(row[name]) for row in rows]) for name in names)
     return float(rewards[late(frames, environments, run.frames)].mean()) if rows else float("nan")
 
@@ -134,13 +134,12 @@ def _last(job: Job) -> dict[str, Any] | None:
 
 
 def _changed(agent: Agent, point: dict[str, float]) -> Agent:
-    """The agent at a point of the grid. Where bonuses have returns of their own, these grow with the weight, and so
-    does their support."""
-    point = dict(point)
-    first = point.pop("weight", agent.weight.first)
-    wider = max(1.0, first / agent.weight.first) if agent.apart else 1.0
-    weight = replace(agent.weight, first=first, last=min(first, agent.weight.last))  # it never rises
-    return replace(agent, weight=weight, low=wider * agent.low, high=wider * agent.high, **point)
+    """Return the agent at a point of the grid. Without a head for bonuses, Q's support grows with their weight."""
+    values: dict[str, Any] = dict(point)
+    start = values.pop("bonus_weight", agent.bonus_weight.start)
+    wider = 1.0 if agent.bonus_head else max(1.0, start / agent.bonus_weight.start)
+    weight = replace(agent.bonus_weight, start=start, end=min(start, agent.bonus_weight.end))  # it never rises
+    return replace(agent, bonus_weight=weight, q_bound=wider * agent.q_bound, **values)
 
 
 def _name(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The learner: remember, act, learn. On a GPU each is captured once and replayed, and nothing asks the host."""
+"""The learner: one agent's replay, networks and optimisers. On a GPU each phase is a CUDA graph."""
 
 import copy
 import functools
@@ -15,23 +15,33 @@ from onefold.errors import FileError, TrainingError
 from onefold.methods.prior import generators
 from onefold.nets import fuse
 from onefold.rl.agents import Agent, Learning
+from onefold.rl.bonus_networks import (
+    BonusNetworks,
+    CSDNetworks,
+    Scale,
+    bonus_networks,
+    bonus_rewards,
+    reset_generator,
+    standardise_by,
+)
 from onefold.rl.host import Host
-from onefold.rl.novelty import CSDNovelty, Novelty, Scale, novelty_of, rewarded, standardise_by
-from onefold.rl.replay import Drawn, Replay
-from onefold.rl.returns import picked
-from onefold.rl.values import Said, Values, judged, preferences, worth
+from onefold.rl.replay import Batch, Replay
+from onefold.rl.td import QNetwork, QOutputs, action_values, q_and_u, select, td_loss
 from onefold.rl.vector import Steps
 from onefold.streams import replayed, side_by_side
 
-COMPILED: dict[str, Any] = {"combo_kernels": True}  # the many small ones that convert weights become few
-CENTRE = 4096  # stacks of frames, the mean of which the bonus's features are seen from
-STATISTICS = ("loss", "bonus_loss", "bonus", "value", "outside", "error", "gradient")
+COMPILE_OPTIONS: dict[str, Any] = {"combo_kernels": True}  # merges the many small kernels that convert weights
+CENTRE_STACKS = 4096  # whose mean is the origin of the bonus's features
+STATISTICS = (
+    "loss", "bonus_loss", "bonus", "q_value", "u_value", "td_error", "per_weight", "q_clipped", "u_clipped",
+    "grad_norm",
+)  # fmt: skip
 
 
 class Learner:
-    """An agent's networks, memory and optimiser, and what it does with them.
+    """Replay, networks and optimisers of one agent; one update per `learn`.
 
-    All randomness comes from one generator on the device; schedules follow the replay's own count of frames, so that a
+    All randomness comes from one generator on the device, and schedules follow the replay's own count of frames, so a
     step depends on nothing but `tensors()`.
     """
 
@@ -50,244 +60,284 @@ class Learner:
         compiled: bool = False,
         fused: bool = True,
     ) -> None:
-        self.agent, self.learning, self.device, self.actions = agent, learning, device, actions
-        memory, on_gpu = learning.memory, device.type == "cuda"
-        self.replay = Replay(memory, environments, frame, dtype, device)
-        shape = memory.shape(frame)
-        weights, curious, chance = generators(seed, 3)
-        self.values = Values(agent, learning, shape, actions, weights).to(device)
-        self.target = Values(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
-        self.bonus: Any = novelty_of(agent, shape, actions, curious)
+        self.agent, self.learning, self.device, self.actions, self.seed = agent, learning, device, actions, seed
+        on_gpu = device.type == "cuda"
+        self.replay = Replay(learning.replay, environments, frame, dtype, device)
+        shape = learning.replay.shape(frame)
+        weights, bonus_weights, noise = generators(seed, 3)
+        self.online = QNetwork(agent, learning, shape, actions, weights).to(device)
+        self.target = QNetwork(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
+        self.bonus: Any = bonus_networks(agent, shape, actions, bonus_weights)
         self.bonus = None if self.bonus is None else self.bonus.to(device)
-        for module in (self.values, self.target, self.bonus):
+        for module in (self.online, self.target, self.bonus):
             if module is not None and fused:
                 fuse(module, device)
         self.scale = Scale().to(device)
-        self.chance = Generator(device).manual_seed(chance.initial_seed())
+        self.generator = Generator(device).manual_seed(noise.initial_seed())
         self.member = torch.zeros(environments, dtype=torch.int64, device=device)
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
         self.updates = 0
-        self._own = [p for p in self.values.parameters() if p.requires_grad]
-        compiler: Any = functools.partial(torch.compile, dynamic=False, options=COMPILED)
-        quick: Any = compiler if compiled else lambda part: part
-        # torch's own fused step has a block for 65,536 weights, 23 in all: compiled, it takes a tenth of the time
-        how = {"foreach": True} if compiled else {"fused": True}
-        adam = functools.partial(torch.optim.Adam, eps=learning.adam_eps, capturable=on_gpu, **how)
-        self.optimisers = [adam(self._own, lr=agent.lr)]
-        if self.bonus is not None:
-            curious_own = [p for p in self.bonus.parameters() if p.requires_grad]
-            self.optimisers.append(adam(curious_own, lr=agent.bonus_lr))
+        self._parameters = [p for p in self.online.parameters() if p.requires_grad]
+        self.optimisers = self._make_optimisers(compiled)
         self.copy_target()
-        self._steps = [quick(self._step), *(quick(optimiser.step) for optimiser in self.optimisers[1:])]
-        self._say, self._see, self._judge, self._reward = quick(_said), quick(_saw), quick(judged), quick(rewarded)
-        self._fetch = quick(self.replay.fetch)
-        self._sharpen = quick(self.values.trunk.sharpen)
-        self._seen = Host(environments, frame, dtype, device)
-        needed = 1 + (0 if self.bonus is None else self.bonus.uniforms)
-        self._uniforms = torch.zeros(learning.batch, needed, device=device)
-        self._luck = torch.zeros(environments, 3, device=device)
-        self._chosen = torch.zeros(environments, dtype=torch.int64, device=device)
-        self._answer = torch.zeros(environments, dtype=torch.int64, pin_memory=on_gpu)
-        self._answered = torch.cuda.Event() if on_gpu else None
-        beside = on_gpu and not agent.untried  # whose bonus chooses, too, and is about to change
-        self._aside = torch.cuda.Stream(device) if beside else None
-        self._acting = copy.deepcopy(self.values).requires_grad_(False) if beside else self.values
-        parts = (self._remembered, self._acted, self._learned, self._followed)
-        self._remember, self._act, self._learn, self._follow = (
-            replayed(part, device) if on_gpu and captured else part for part in parts
+        compiler: Any = functools.partial(torch.compile, dynamic=False, options=COMPILE_OPTIONS)
+        fast: Any = compiler if compiled else lambda part: part
+        self._optimiser_steps = [fast(self._step_networks), *(fast(o.step) for o in self.optimisers[1:])]
+        self._q_outputs, self._bonus_outputs = fast(_q_outputs), fast(_bonus_outputs)
+        self._td_loss, self._bonus_rewards = fast(td_loss), fast(bonus_rewards)
+        self._fetch = fast(self.replay.fetch)
+        self._power_iteration = fast(self.online.trunk.power_iteration)
+        self._host = Host(environments, frame, dtype, device)
+        uniforms = 1 + (0 if self.bonus is None else self.bonus.uniforms)
+        self._uniforms = torch.zeros(learning.batch_size, uniforms, device=device)
+        self._action_uniforms = torch.zeros(environments, 3, device=device)
+        self._device_actions = torch.zeros(environments, dtype=torch.int64, device=device)
+        self._host_actions = torch.zeros(environments, dtype=torch.int64, pin_memory=on_gpu)
+        self._actions_ready = torch.cuda.Event() if on_gpu else None
+        # Actions are selected while the networks learn, by a copy. An optimistic agent also selects by its bonus.
+        separate = on_gpu and not agent.optimistic
+        self._actor_stream = torch.cuda.Stream(device) if separate else None
+        self._actor = copy.deepcopy(self.online).requires_grad_(False) if separate else self.online
+        phases = (self._add_to_replay, self._select_actions, self._update, self._sync_actor)
+        self._run_add, self._run_select, self._run_update, self._run_sync = (
+            replayed(phase, device) if on_gpu and captured else phase for phase in phases
         )
+
+    def _make_optimisers(self, compiled: bool) -> list[torch.optim.Adam]:
+        """Return Adam for the networks and, with a bonus, for its networks.
+
+        PyTorch's fused step launches one block per 65,536 weights, 23 in all; compiled, it takes a tenth of the time.
+        """
+        form = {"foreach": True} if compiled else {"fused": True}
+        capturable = self.device.type == "cuda"
+        adam = functools.partial(torch.optim.Adam, eps=self.learning.adam_eps, capturable=capturable, **form)
+        optimisers = [adam(self._parameters, lr=self.agent.lr)]
+        if self.bonus is not None:
+            trained = [p for p in self.bonus.parameters() if p.requires_grad]
+            optimisers.append(adam(trained, lr=self.agent.bonus_lr))
+        return optimisers
 
     @property
     def frames(self) -> Tensor:
-        """How many frames the environments have made, on the device."""
+        """Frames of all environments so far, on the device."""
         return (self.replay.head + 1) * self.replay.environments
 
     def observe(self, steps: Steps) -> None:
-        """Remember what came of the last actions, and choose the next ones.
+        """Add the outcome of the last actions to the replay, and select the next ones.
 
-        A GPU goes on with it by itself, and chooses while it learns: by a copy of the values as they were before.
+        On a GPU this returns at once: actions are selected while the networks learn, by their previous weights.
         """
-        if self._answered is not None:
-            self._answered.wait()
-        self._seen.take(steps)
-        self._luck.uniform_(generator=self.chance)
-        self._remember()
-        if self._aside is not None:
-            self._aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._aside):
-            self._act()
-            self._answer.copy_(self._chosen, non_blocking=True)
-            if self._answered is not None:
-                self._answered.record()
+        if self._actions_ready is not None:
+            self._actions_ready.wait()
+        self._host.take(steps)
+        self._action_uniforms.uniform_(generator=self.generator)
+        self._run_add()
+        if self._actor_stream is not None:
+            self._actor_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._actor_stream):
+            self._run_select()
+            self._host_actions.copy_(self._device_actions, non_blocking=True)
+            if self._actions_ready is not None:
+                self._actions_ready.record()
 
     def answer(self) -> NDArray[np.int64]:
-        """What was chosen. On a GPU this waits for the choice, and not for what was asked of it after that."""
-        if self._answered is not None:
-            self._answered.synchronize()
-        return self._answer.numpy().copy()
+        """Return the selected actions. On a GPU this waits for the selection only, not for a running update."""
+        if self._actions_ready is not None:
+            self._actions_ready.synchronize()
+        return self._host_actions.numpy().copy()
 
     def learn(self) -> None:
-        """One update of everything from one minibatch."""
+        """Update all networks on one minibatch."""
         if self.updates == 0 and self.bonus is not None:
-            self._settle()
-        self._uniforms.uniform_(generator=self.chance)
-        self._learn()
-        if self._aside is not None and self._answered is not None:
-            self._answered.wait()
-            self._follow()
+            self._standardise_bonus_inputs()
+        self._uniforms.uniform_(generator=self.generator)
+        self._run_update()
+        if self._actor_stream is not None and self._actions_ready is not None:
+            self._actions_ready.wait()
+            self._run_sync()
         self.updates += 1
 
     @torch.no_grad()
     def copy_target(self) -> None:
-        """Move the target to where the values are."""
-        for mine, own in zip(self.target.parameters(), self.values.parameters(), strict=True):
-            mine.copy_(own)
+        """Copy the online networks to the target networks."""
+        for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
+            target.copy_(online)
+
+    @torch.no_grad()
+    def reset_bonus(self, index: int) -> None:
+        """Start the bonus networks and their optimiser anew; φ₀, the standardisation and the running scale stay."""
+        self.bonus.reset(reset_generator(self.seed, index))
+        for state in self.optimisers[1].state.values():
+            for tensor in state.values():
+                tensor.zero_()
 
     def report(self) -> dict[str, float]:
-        """Means since the last report."""
+        """Return the means of the statistics since the last report."""
         self.check()
         *sums, count = self.statistics.tolist()
         self.statistics.zero_()
         return {name: total / max(1.0, count) for name, total in zip(STATISTICS, sums, strict=True)}
 
     def check(self) -> None:
-        """End the run if there is anything that is no number."""
-        if not all(t.isfinite().all() for t in (self.statistics, *(parameter for _, parameter in self._moved()))):
+        """Raise a TrainingError if a statistic or a weight is not finite."""
+        tensors = (self.statistics, *(parameter for _, parameter in self._trained()))
+        if not all(tensor.isfinite().all() for tensor in tensors):
             raise TrainingError(
-                "the loss is no number any more; the last checkpoint is good. agent.lr or agent.bonus_lr is too large, "
-                "or the environment gives what is no number: train anew in another folder with smaller ones"
+                "loss is NaN or infinite. The last checkpoint is intact; train in another folder with a smaller "
+                "agent.lr or agent.bonus_lr, and check that the environment's observations and rewards are finite"
             )
 
     def close(self) -> None:
-        """Let go of everything: it refers to itself, and gigabytes would stay until Python looks for such circles."""
+        """Free all memory now: the learner refers to itself, and garbage collection may come late."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # nothing may be at work in memory that is given back
+            torch.cuda.synchronize(self.device)  # no kernel may use memory that is freed
         self.__dict__.clear()
 
     def networks(self) -> dict[str, Tensor]:
-        """What it takes to act."""
-        return {f"values.{name}": t for name, t in self.values.state_dict().items()}
+        """Return the weights needed to act."""
+        return {f"online.{name}": tensor for name, tensor in self.online.state_dict().items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, the replay apart. What was chosen is in both by then."""
-        if self._answered is not None:
-            self._answered.synchronize()
-        found = self.networks()
-        found |= {f"target.{name}": t for name, t in self.target.state_dict().items()}
-        found |= {f"scale.{name}": t for name, t in self.scale.state_dict().items()}
-        found |= {"member": self.member, "chance": self.chance.get_state(), "updates": torch.tensor(self.updates)}
-        found["statistics"] = self.statistics
+        """Return everything that the next step depends on, except the replay."""
+        if self._actions_ready is not None:
+            self._actions_ready.synchronize()
+        tensors = self.networks()
+        tensors |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
+        tensors |= {f"scale.{name}": tensor for name, tensor in self.scale.state_dict().items()}
+        tensors |= {"member": self.member, "generator": self.generator.get_state()}
+        tensors |= {"updates": torch.tensor(self.updates), "statistics": self.statistics}
         if self.bonus is not None:
-            found |= {f"bonus.{name}": t for name, t in self.bonus.state_dict().items()}
-        for i, (optimiser, parameter) in enumerate(self._moved()):
-            found |= {f"adam.{i}.{key}": value for key, value in optimiser.state[parameter].items()}
-        return found
+            tensors |= {f"bonus.{name}": tensor for name, tensor in self.bonus.state_dict().items()}
+        for i, (optimiser, parameter) in enumerate(self._trained()):
+            tensors |= {f"adam.{i}.{key}": value for key, value in optimiser.state[parameter].items()}
+        return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors()` of a learner of the same form, on the same kind of device."""
-        if tensors["chance"].shape != self.chance.get_state().shape:
-            raise FileError("a run on a GPU cannot be gone on with on a CPU, nor the other way round")
-        modules = {"values": self.values, "target": self.target, "scale": self.scale, "bonus": self.bonus}
+        """Continue from `tensors()` of a learner with the same settings, on the same kind of device."""
+        if tensors["generator"].shape != self.generator.get_state().shape:
+            raise FileError("cannot resume a GPU run on the CPU (or the reverse). Resume it on the same kind of device")
+        modules = {"online": self.online, "target": self.target, "scale": self.scale, "bonus": self.bonus}
         for prefix, module in modules.items():
             if module is not None:
-                own = {n.removeprefix(f"{prefix}."): t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
-                module.load_state_dict(own)
-        self._followed()
+                start = f"{prefix}."
+                state = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+                module.load_state_dict(state)
+        self._sync_actor()
         self.member.copy_(tensors["member"])
         self.statistics.copy_(tensors["statistics"])
-        self.chance.set_state(tensors["chance"].cpu())
+        self.generator.set_state(tensors["generator"].cpu())
         self.updates = int(tensors["updates"])
-        self._answer.copy_(self.replay.actions[int(self.replay.head) % self.replay.length])
-        for i, (optimiser, parameter) in enumerate(self._moved()):
-            own = {n.split(".", 2)[2]: t for n, t in tensors.items() if n.startswith(f"adam.{i}.")}
-            optimiser.state[parameter] = {key: _placed(value, parameter) for key, value in own.items()}
+        self._host_actions.copy_(self.replay.actions[int(self.replay.head) % self.replay.length])
+        for i, (optimiser, parameter) in enumerate(self._trained()):
+            start = f"adam.{i}."
+            state = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+            optimiser.state[parameter] = {key: _place_like(value, parameter) for key, value in state.items()}
 
-    def _settle(self) -> None:
-        """Let the bonus see everything in the light of what has been seen before learning begins."""
-        seen = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
-        standardise_by(self.bonus.first, _pairs(seen, self.actions) if self.agent.untried else _prepared(seen))
-        if isinstance(self.bonus, CSDNovelty) and seen.ndim == 3:
-            evenly = torch.full((CENTRE,), 0.5, device=self.device)
-            self.bonus.centre_on(_prepared(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
+    def _standardise_bonus_inputs(self) -> None:
+        """Fix the standardisation of the bonus's inputs, and the origin of centred features, by the replay so far."""
+        frames = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
+        inputs = _state_actions(frames, self.actions) if self.agent.optimistic else _as_float(frames)
+        standardise_by(self.bonus.first, inputs)
+        if isinstance(self.bonus, CSDNetworks) and self.agent.bonus_form == "centred":
+            evenly = torch.full((CENTRE_STACKS,), 0.5, device=self.device)
+            self.bonus.centre_on(_as_float(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
 
-    def _moved(self) -> list[tuple[torch.optim.Adam, Tensor]]:
-        """Every parameter that learns, with its optimiser."""
+    def _trained(self) -> list[tuple[torch.optim.Adam, Tensor]]:
+        """Return every trained parameter with its optimiser."""
         return [(optimiser, p) for optimiser in self.optimisers for p in optimiser.param_groups[0]["params"]]
 
-    def _remembered(self) -> None:
-        seen = self._seen
-        self.replay.add(seen.frames, seen.rewards, *seen.flags)
+    def _add_to_replay(self) -> None:
+        self.replay.add(self._host.frames, self._host.rewards, *self._host.flags)
 
     @torch.no_grad()
-    def _acted(self) -> None:
-        began, members = self._seen.flags[2], max(1, self.agent.members)
-        self.member.copy_(torch.where(began, (self._luck[:, 0] * members).long(), self.member))
-        weight = self.agent.weight.at(self.frames)
+    def _select_actions(self) -> None:
+        began, members = self._host.flags[2], max(1, self.agent.members)
+        new_member = (self._action_uniforms[:, 0] * members).long()
+        self.member.copy_(torch.where(began, new_member, self.member))
+        stacks = self.replay.newest()
         with self._autocast():
-            said = self._say(self._acting, self.replay.newest())
-        liked = preferences(self.agent, said, self.member, weight)
-        if self.agent.untried:
-            liked = liked + self._hopes(self.replay.newest())
-        best = liked.argmax(1)
-        at_random = (self._luck[:, 1] * self.actions).long()
-        self._chosen.copy_(torch.where(self._luck[:, 2] < self.learning.epsilon.at(self.frames), at_random, best))
-        self.replay.act(self._chosen)
+            outputs = self._q_outputs(self._actor, stacks)
+        values = action_values(self.agent, outputs, self.member, self.agent.bonus_weight.at(self.frames))
+        if self.agent.optimistic:
+            values = values + self._action_bonus(stacks)
+        random_actions = (self._action_uniforms[:, 1] * self.actions).long()
+        explore = self._action_uniforms[:, 2] < self.learning.epsilon.at(self.frames)
+        self._device_actions.copy_(torch.where(explore, random_actions, values.argmax(1)))
+        self.replay.act(self._device_actions)
 
-    def _learned(self) -> None:
-        pick, importance = self.replay.pick, self.learning.importance.at(self.frames)
-        places, _ = side_by_side([lambda: pick(self._uniforms[:, 0], importance), self._sharpen], self.device)
-        drawn = self._fetch(*places)
+    def _update(self) -> None:
+        per_beta = self.learning.per_beta.at(self.frames)
+        pick = functools.partial(self.replay.pick, self._uniforms[:, 0], per_beta)
+        (slots, weights), _ = side_by_side([pick, self._power_iteration], self.device)
+        batch = self._fetch(slots, weights)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-            said, after, target, news, curious = self._passes(drawn)
-            rewards, weight = drawn.rewards[None], self.agent.weight.at(self.frames)
+            online, next_online, next_target, bonus, bonus_loss = self._forward(batch)
+            bonus_weight = self.agent.bonus_weight.at(self.frames)
+            rewards = batch.rewards[None]
             if self.bonus is not None:
-                rewards = self._reward(self.agent, self.scale, news, weight, drawn.rewards)
-            hopes = self._hopes(drawn.next_states) if self.agent.untried else None
-            found = self._judge(self.agent, said, drawn.actions, rewards, drawn.discounts, after, target, weight, hopes)
-            loss = (drawn.weights * found.loss).mean()
-            (loss + curious).backward()
+                rewards = self._bonus_rewards(self.agent, self.scale, bonus, bonus_weight, batch.rewards)
+            next_bonus = self._action_bonus(batch.next_states) if self.agent.optimistic else None
+            u_share = (self.frames >= self.learning.bonus_learning_starts).float()
+            td = self._td_loss(
+                self.agent, online, next_online, next_target, batch.actions, rewards, batch.discounts, bonus_weight,
+                u_share, next_bonus,
+            )  # fmt: skip
+            loss = (batch.weights * td.loss).mean()
+            (loss + bonus_loss).backward()
 
-        def tallied() -> list[Tensor]:
-            self.replay.reprioritise(drawn.slots, found.error)
-            value = worth(self.agent, said, weight).amax(1).mean()
-            return [loss, curious, news.mean(), value, found.outside, found.error.mean()]
+        def tally() -> list[Tensor]:
+            self.replay.reprioritise(batch.slots, td.td_error)
+            q, u = self._greedy_values(online, bonus_weight)
+            u_clipped = td.clipped[1] if self.agent.bonus_head else torch.zeros_like(loss)
+            return [
+                loss, bonus_loss, bonus.mean(), q, u, td.td_error.mean(), batch.weights.mean(), td.clipped[0],
+                u_clipped,
+            ]  # fmt: skip
 
-        sums, norm, *_ = side_by_side([tallied, *self._steps], self.device)
-        self.statistics.add_(torch.stack([*sums, norm, torch.ones_like(norm)]).detach())
+        sums, grad_norm, *_ = side_by_side([tally, *self._optimiser_steps], self.device)
+        self.statistics.add_(torch.stack([*sums, grad_norm, torch.ones_like(grad_norm)]).detach())
+
+    def _greedy_values(self, outputs: QOutputs, bonus_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of Q and U over the batch, at the actions that maximise Q + bonus_weight · U."""
+        q, u = q_and_u(self.agent, outputs)
+        if u is None:
+            return q.amax(1).mean(), torch.zeros_like(q[0, 0])
+        best = (q + bonus_weight * u).argmax(1, keepdim=True)
+        return q.gather(1, best).mean(), u.gather(1, best).mean()
 
     @torch.no_grad()
-    def _followed(self) -> None:
-        """Let the next actions be chosen by the values as they are now."""
-        copies, values = (list(module.state_dict().values()) for module in (self._acting, self.values))
-        torch._foreach_copy_(copies, values)  # pyright: ignore[reportPrivateImportUsage]
+    def _sync_actor(self) -> None:
+        """Copy the online networks to those that select actions."""
+        actor, online = (list(module.state_dict().values()) for module in (self._actor, self.online))
+        torch._foreach_copy_(actor, online)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _passes(self, drawn: Drawn) -> tuple[Said, Said, Said, Tensor, Tensor]:
-        """What the networks say of both sides of the transitions, how new the next states are, and the bonus's loss."""
-        x, y = drawn.states, drawn.next_states
-        no_grad, nothing = torch.no_grad(), torch.zeros((), device=self.device)
+    def _forward(self, batch: Batch) -> tuple[QOutputs, QOutputs, QOutputs, Tensor, Tensor]:
+        """Return the outputs for states and next states, the bonuses of the next states, and the bonus's loss."""
+        x, y = batch.states, batch.next_states
+        no_grad, zero = torch.no_grad(), torch.zeros((), device=self.device)
         functions: list[Callable[[], Any]] = [
-            lambda: self._say(self.values, x),
-            lambda: no_grad(self._say)(self.values, y),
-            lambda: no_grad(self._say)(self.target, y),
+            lambda: self._q_outputs(self.online, x),
+            lambda: no_grad(self._q_outputs)(self.online, y),
+            lambda: no_grad(self._q_outputs)(self.target, y),
         ]
         if self.bonus is not None:
-            new = picked(_pairs(x, self.actions), drawn.actions) if self.agent.untried else y
-            functions.append(lambda: self._see(self.bonus, new, self._uniforms[:, 1:]))
+            inputs = select(_state_actions(x, self.actions), batch.actions) if self.agent.optimistic else y
+            functions.append(lambda: self._bonus_outputs(self.bonus, inputs, self._uniforms[:, 1:]))
         with self._autocast():
-            said, after, target, *others = side_by_side(functions, self.device)
-        news, curious = others[0] if others else (nothing[None], nothing)
-        return said, after, target, news, curious
+            online, next_online, next_target, *bonus = side_by_side(functions, self.device)
+        values, loss = bonus[0] if bonus else (zero[None], zero)
+        return online, next_online, next_target, values, loss
 
-    def _hopes(self, x: Tensor) -> Float[Tensor, "n actions"]:
-        """What each action is worth for being new."""
-        news = self.bonus.value(_pairs(x, self.actions).flatten(0, 1)).view(len(x), self.actions)
-        return self.agent.weight.at(self.frames) * news
+    def _action_bonus(self, x: Tensor) -> Float[Tensor, "n actions"]:
+        """Return the weighted bonus of each action (optimistic agents)."""
+        bonus = self.bonus.value(_state_actions(x, self.actions).flatten(0, 1)).view(len(x), self.actions)
+        return self.agent.bonus_weight.at(self.frames) * bonus
 
-    def _step(self) -> Tensor:
-        """Move the values, and say how long the gradient was."""
-        norm = torch.nn.utils.clip_grad_norm_(self._own, self.learning.clip, foreach=True)
+    def _step_networks(self) -> Tensor:
+        """Clip the gradient, step, and return the gradient's norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.learning.max_grad_norm, foreach=True)
         self.optimisers[0].step()
         return norm
 
@@ -295,26 +345,26 @@ class Learner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
 
 
-def _said(values: Values, x: Tensor) -> Said:
-    return values(_prepared(x))
+def _q_outputs(network: QNetwork, x: Tensor) -> QOutputs:
+    return network(_as_float(x))
 
 
-def _saw(bonus: Novelty, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    return bonus.seen(_prepared(x), uniforms)
+def _bonus_outputs(networks: BonusNetworks, x: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    return networks.value_and_loss(_as_float(x), uniforms)
 
 
-def _prepared(x: Tensor) -> Tensor:
-    """Bytes as numbers between 0 and 1."""
+def _as_float(x: Tensor) -> Tensor:
+    """Return bytes as numbers between 0 and 1."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def _pairs(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
-    """Every state with every action: the state in the action's own columns, nothing in the others."""
-    return torch.einsum("nd,ab->nabd", _prepared(x), torch.eye(actions, device=x.device)).flatten(2)
+def _state_actions(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
+    """Return every state with every action: the state in the columns of the action, zeros in the others."""
+    return torch.einsum("nd,ab->nabd", _as_float(x), torch.eye(actions, device=x.device)).flatten(2)
 
 
-def _placed(value: Tensor, parameter: Tensor) -> Tensor:
-    """Adam's state where Adam wants it: moments beside their parameter, in its layout; its count there if captured."""
+def _place_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """Return an entry of Adam's state as Adam needs it: moments in the parameter's memory layout, on its device."""
     if value.shape == parameter.shape and value.ndim > 0:
         return torch.empty_like(parameter).copy_(value)
     return value.to(parameter.device)

@@ -82,11 +82,16 @@ class Loop:
 
     def _learn(self) -> None:
         learning, count = self.learner.learning, self.environments.count
-        if self.frames < max(learning.start, (learning.memory.n_step + 1) * count):  # nothing could be drawn before
+        if self.frames < max(
+            learning.learning_starts, (learning.replay.n_step + 1) * count
+        ):  # nothing could be drawn before
             return
         self.learner.learn()
-        if self.frames % learning.target_every < count:
+        if self.frames % learning.target_period < count:
             self.learner.copy_target()
+        every = self.learner.agent.bonus_reset_every
+        if every and self.frames >= every and self.frames % every < count:
+            self.learner.reset_bonus(self.frames // every)
 
     def _observed(self, steps: Steps) -> Moment:
         self.frames += self.environments.count

@@ -1,4 +1,4 @@
-"""What agents see with: IMPALA's trunk with spectral normalisation, an MLP for vectors, and heads for values."""
+"""Networks of agents: IMPALA's trunk with spectral normalisation, a dense layer for vectors, and value heads."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Trunk(nn.Module):
 
     The convolutions of the residual units are divided by their largest singular value (Miyato et al., 2018; Gogianu et
     al., 2021), as the paper's base does (Schmidt & Schmied, 2021). A stage's four of them are one tensor, so that one
-    power iteration serves all four. `sharpen` makes it; a pass through the network changes nothing.
+    power iteration serves all four. `power_iteration` makes it; a pass through the network changes nothing.
     """
 
     def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
@@ -41,10 +41,10 @@ class Trunk(nn.Module):
         for entry in self.entries:
             nn.init.zeros_(entry.bias)  # pyright: ignore[reportArgumentType]
         for _ in range(15):
-            self.sharpen()
+            self.power_iteration()
 
     @torch.no_grad()
-    def sharpen(self) -> None:
+    def power_iteration(self) -> None:
         """One power iteration for the singular vectors of every residual convolution."""
         for unit, left, right in zip(self.units, self.left, self.right, strict=True):
             matrix = unit.flatten(2)
@@ -53,11 +53,11 @@ class Trunk(nn.Module):
 
     def normalised(self) -> list[Float[Tensor, "4 c c 3 3"]]:
         """The residual convolutions' weights over their largest singular values."""
-        found = []
+        weights = []
         for unit, left, right in zip(self.units, self.left, self.right, strict=True):
             largest = torch.einsum("ki,kij,kj->k", left, unit.flatten(2), right)
-            found.append(unit / largest[:, None, None, None, None])
-        return found
+            weights.append(unit / largest[:, None, None, None, None])
+        return weights
 
     def forward(self, x: Tensor) -> Float[Tensor, "n width"]:
         if self.fused:
@@ -88,7 +88,7 @@ class Dense(nn.Module):
         he_uniform_(self.layer.weight, inputs, generator)
         nn.init.zeros_(self.layer.bias)
 
-    def sharpen(self) -> None:
+    def power_iteration(self) -> None:
         """There is nothing to normalise."""
 
     def forward(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
@@ -96,42 +96,49 @@ class Dense(nn.Module):
 
 
 class Heads(nn.Module):
-    """Dueling heads (Wang et al., 2016) of `members` members: features [N, width] to values [M, N, actions, atoms].
+    """Value heads with one hidden layer each: features [N, width] to values [heads, N, actions, atoms].
 
-    Their last layers are always in float32: bfloat16 has too few digits for what actions of one frame differ in.
+    With `dueling`, a head adds a state value to centred advantages (Wang et al., 2016). The last layers compute in
+    float32: bfloat16 cannot resolve the differences between actions.
     """
 
     def __init__(
-        self, inputs: int, hidden: int, actions: int, generator: Generator, *, members: int = 1, atoms: int = 1
+        self, inputs: int, hidden: int, actions: int, generator: Generator, *, members: int, atoms: int, dueling: bool
     ) -> None:
         super().__init__()
         self.members, self.actions, self.atoms = members, actions, atoms
-        self.hidden = _Layers(members, inputs, 2 * hidden, generator)
-        self.value = _Layers(members, hidden, atoms, generator)
+        self.hidden = _Layers(members, inputs, 2 * hidden if dueling else hidden, generator)
+        self.value = _Layers(members, hidden, atoms, generator) if dueling else None
         self.advantage = _Layers(members, hidden, actions * atoms, generator)
 
     @torch.no_grad()
-    def begin_at(self, values: Float[Tensor, " atoms"]) -> None:
-        """Say this of every state and action until something is learned.
+    def initialise_output(self, values: Float[Tensor, " atoms"]) -> None:
+        """Return `values` for every state and action until something is learned.
 
-        What random last layers say of actions is ten times what these differ in, and more, and fades by γⁿ with every
-        copy to the target only (docs/log.md).
+        The outputs of random last layers differ between actions ten times as much as true values do, and fade only by
+        γⁿ with every copy to the target network.
         """
-        for layers in (self.value, self.advantage):
-            nn.init.zeros_(layers.weight)
-        self.value.bias.copy_(values)
+        nn.init.zeros_(self.advantage.weight)
+        if self.value is None:
+            self.advantage.bias.copy_(values.repeat(self.actions))
+        else:
+            nn.init.zeros_(self.value.weight)
+            self.value.bias.copy_(values)
 
-    def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "m n actions atoms"]:
+    def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "heads n actions atoms"]:
         hidden = F.relu(self.hidden(features.expand(self.members, -1, -1)))
         with torch.autocast(features.device.type, enabled=False):
-            value, advantage = hidden.float().chunk(2, -1)
-            value = self.value(value)[:, :, None, :]
-            advantage = self.advantage(advantage).unflatten(-1, (self.actions, self.atoms))
+            hidden = hidden.float()
+            if self.value is None:
+                return self.advantage(hidden).unflatten(-1, (self.actions, self.atoms))
+            state, action = hidden.chunk(2, -1)
+            value = self.value(state)[:, :, None, :]
+            advantage = self.advantage(action).unflatten(-1, (self.actions, self.atoms))
             return value + advantage - advantage.mean(2, keepdim=True)
 
 
 class _Layers(nn.Module):
-    """A dense layer of each member."""
+    """A dense layer for each head."""
 
     def __init__(self, members: int, inputs: int, outputs: int, generator: Generator) -> None:
         super().__init__()

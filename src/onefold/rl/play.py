@@ -18,7 +18,7 @@ from onefold.rl.light import unpacked
 from onefold.rl.loop import GOAL
 from onefold.rl.rows import form
 from onefold.rl.settings import Run, from_plain
-from onefold.rl.values import Values, preferences
+from onefold.rl.td import QNetwork, action_values
 from onefold.rl.worlds import DOOM, has_goal, world
 
 
@@ -55,15 +55,15 @@ class Player:
         self.make = world(self.run.environment, self.run.frames).make
         self.form = form(self.make)
         try:
-            shape = self.run.learning.memory.shape(self.form.frame)
+            shape = self.run.learning.replay.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
-            self.values = Values(self.run.agent, self.run.learning, shape, self.form.actions, weights)
-            own = {name.removeprefix("values."): tensor for name, tensor in unpacked(tensors).items()}
-            given = {name: t for name, t in self.values.state_dict().items() if name.startswith("prior.")}
-            self.values.load_state_dict({**given, **own})  # priors come from the seed
+            self.network = QNetwork(self.run.agent, self.run.learning, shape, self.form.actions, weights)
+            own = {name.removeprefix("online."): tensor for name, tensor in unpacked(tensors).items()}
+            given = {name: t for name, t in self.network.state_dict().items() if name.startswith("prior.")}
+            self.network.load_state_dict({**given, **own})  # priors come from the seed
         except (KeyError, RuntimeError, TypeError, InputError) as error:  # sizes that do not fit the world
             raise FileError(f"{path}: damaged, or not of this agent ({type(error).__name__})") from None
-        self.values.requires_grad_(False)
+        self.network.requires_grad_(False)
         if self.frames < self.run.frames:
             warn(f"these networks were trained for {self.frames:,} of {self.run.frames:,} frames")
         self.rng, self.epsilon = np.random.default_rng(check_seed(seed)), epsilon
@@ -88,7 +88,7 @@ class Player:
         if views:
             env.render_mode = "rgb_array"
         frame, info = env.reset(seed=int(self.rng.integers(2**31)))
-        stack = [frame] * self.run.learning.memory.stack
+        stack = [frame] * self.run.learning.replay.stack
         member = torch.tensor([int(self.rng.integers(max(1, self.run.agent.members)))])
         seen, length, total, best, over = [_view(env, info)] if views else [], 0, 0.0, 0.0, False
         while not over:
@@ -104,8 +104,8 @@ class Player:
             return int(self.rng.integers(self.form.actions))
         x = torch.from_numpy(stack).flatten() if stack.ndim == 2 else torch.from_numpy(stack).flatten(0, -3)
         x = (x.float() / 255 if stack.dtype == np.uint8 else x)[None]
-        said = self.values(x)
-        return int(preferences(self.run.agent, said, member, self.run.agent.weight.at(self.frames)).argmax())
+        weight = self.run.agent.bonus_weight.at(self.frames)
+        return int(action_values(self.run.agent, self.network(x), member, weight).argmax())
 
 
 @contextlib.contextmanager

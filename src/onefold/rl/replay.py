@@ -21,8 +21,8 @@ SMALLEST = 1e-6  # added to every priority, so that none is forgotten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """What is remembered, and how it is drawn (paper, Table "hpsettingsvizdoom"; α from Schmidt & Schmied, 2021)."""
+class ReplaySettings:
+    """Size and sampling of the replay memory (paper, Table "hpsettingsvizdoom"; α from Schmidt & Schmied, 2021)."""
 
     capacity: int = 1_000_000
     stack: int = 6
@@ -45,7 +45,7 @@ class Memory:
         return (self.stack * frame[0],) if len(frame) == 1 else (self.stack, *frame)
 
 
-class Drawn(NamedTuple):
+class Batch(NamedTuple):
     """A minibatch: Σ_{k<m} γᵏ r_{t+k} is in `rewards`, and `discounts` is γᵐ, or 0 where the episode terminated.
 
     m is the number of steps until the episode ended, at most n. A truncated episode bootstraps from its last frame.
@@ -67,19 +67,25 @@ class Replay:
     """
 
     def __init__(
-        self, memory: Memory, environments: int, frame: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self,
+        settings: ReplaySettings,
+        environments: int,
+        frame: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.memory, self.environments, self.device = memory, environments, device
-        self.length = memory.capacity // environments
-        if self.length < memory.stack + memory.n_step + 2:
+        self.settings, self.environments, self.device = settings, environments, device
+        self.length = settings.capacity // environments
+        if self.length < settings.stack + settings.n_step + 2:
             raise InputError(
-                f"a replay of {memory.capacity} holds {self.length} times of {environments} environments: too few for "
-                f"stacks of {memory.stack} and returns of {memory.n_step} steps"
+                f"learning.replay.capacity: too small ({settings.capacity}). {environments} environments, stacks of "
+                f"{settings.stack} frames and {settings.n_step}-step returns need at least "
+                f"{environments * (settings.stack + settings.n_step + 2)}"
             )
         slots = (self.length, environments)
         size = math.prod(slots) * (math.prod(frame) * dtype.itemsize + 14)
         limit = available(device)
-        require(size, limit, what=f"a replay of {memory.capacity:,}", way_out="let learning.memory.capacity be smaller")
+        require(size, limit, what=f"a replay of {settings.capacity:,}", way_out="lower learning.replay.capacity")
         self.frames = torch.zeros(*slots, *frame, dtype=dtype, device=device)
         self.actions = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.rewards = torch.zeros(slots, dtype=torch.float32, device=device)
@@ -89,9 +95,9 @@ class Replay:
         self.highest = torch.ones((), dtype=torch.float32, device=device)
         self.head = torch.full((), -1, dtype=torch.int64, device=device)
         """How many times have been written, less one; the newest is at `head` modulo `length`."""
-        self._back = torch.arange(memory.stack - 1, -1, -1, device=device)
-        self._ahead = torch.arange(memory.n_step, device=device)
-        self._powers = memory.discount ** torch.arange(memory.n_step + 1, device=device, dtype=torch.float32)
+        self._back = torch.arange(settings.stack - 1, -1, -1, device=device)
+        self._ahead = torch.arange(settings.n_step, device=device)
+        self._powers = settings.discount ** torch.arange(settings.n_step + 1, device=device, dtype=torch.float32)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that it is, for a checkpoint; of a ring that is not full yet, the part that is."""
@@ -133,9 +139,9 @@ class Replay:
         _put(self.ended, now, torch.full_like(self.ended[0], NOTHING))
         zero = torch.zeros_like(self.rewards[0])
         _put(self.priority, now, zero)
-        _put(self.priority, (now + self.memory.stack - 1) % self.length, zero)
-        ready = (now - self.memory.n_step) % self.length
-        may = (_get(self.ended, ready) != NOTHING) & (self.head >= self.memory.n_step)
+        _put(self.priority, (now + self.settings.stack - 1) % self.length, zero)
+        ready = (now - self.settings.n_step) % self.length
+        may = (_get(self.ended, ready) != NOTHING) & (self.head >= self.settings.n_step)
         _put(self.priority, ready, torch.where(may, self.highest, 0.0))
 
     def act(self, actions: Int[Tensor, " e"]) -> None:
@@ -165,11 +171,11 @@ class Replay:
 
     def reprioritise(self, index: Int[Tensor, " n"], error: Float[Tensor, " n"]) -> None:
         """Priority (error + 10⁻⁶)^α for what was drawn; what is new gets the highest that there ever was."""
-        priority = (error.detach().float() + SMALLEST) ** self.memory.alpha
+        priority = (error.detach().float() + SMALLEST) ** self.settings.alpha
         self.priority.view(-1)[index] = priority
         torch.maximum(self.highest, priority.max(), out=self.highest)
 
-    def fetch(self, index: Int[Tensor, " n"], weights: Float[Tensor, " n"]) -> Drawn:
+    def fetch(self, index: Int[Tensor, " n"], weights: Float[Tensor, " n"]) -> Batch:
         """The transitions that begin in these slots."""
         time, who = index // self.environments, index % self.environments
         window = (time[:, None] + self._ahead) % self.length
@@ -178,7 +184,7 @@ class Replay:
         counted = torch.cat([torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]], 1)
         steps = counted.sum(1)
         terminated = ((ended == TERMINATED) & (counted > 0)).any(1)
-        return Drawn(
+        return Batch(
             slots=index,
             states=self._stacks(time, who),
             actions=self.actions[time, who].long(),

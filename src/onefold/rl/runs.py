@@ -44,12 +44,12 @@ class Training:
         place = world(run.environment, run.frames)
         self.run, self.folder = run, folder
         self.environments: Environments = (
-            Workers(place.make, run.environments, run.seed, workers=workers)
+            Workers(place.make, run.num_envs, run.seed, workers=workers)
             if place.processes
-            else Local(place.make, run.environments, run.seed)
+            else Local(place.make, run.num_envs, run.seed)
         )
         self.learner = Learner(
-            run.agent, run.learning, environments=run.environments, frame=self.environments.frame,
+            run.agent, run.learning, environments=run.num_envs, frame=self.environments.frame,
             dtype=torch.from_numpy(np.zeros(0, self.environments.dtype)).dtype, actions=self.environments.actions,
             seed=run.seed, device=device, compiled=device.type == "cuda" and run.frames >= COMPILED_FROM,
         )  # fmt: skip
@@ -95,13 +95,18 @@ class Training:
     def go(self, every: int | None) -> Iterator[dict[str, Any]]:
         """Train to the end; a row of progress now and then, the first when all is ready. Who interrupts it is left a
         checkpoint."""
-        count, started, before = self.run.environments, time.monotonic(), self.seconds
+        count, started, before = self.run.num_envs, time.monotonic(), self.seconds
         report = max(count, self.run.frames // REPORTS)
         safe = math.inf if every else SAFE
         every = every or max(1, min(LONGEST, self.run.frames // 4))
         last, at, kept = self.loop.frames, started, started
         nothing = dict.fromkeys(PROGRESS_COLUMNS, float("nan"))
-        yield nothing | {"frames": last, "seconds": before, "episodes": self.episodes, "replaced": self._replaced()}
+        yield nothing | {
+            "frames": last,
+            "seconds": before,
+            "episodes": self.episodes,
+            "worker_restarts": self._replaced(),
+        }
         with _board(self.folder.path, last) as board, interruptible() as interrupted:
             for moment in self.loop:
                 self._note(moment)
@@ -139,10 +144,10 @@ class Training:
         means = [float(np.mean(part)) for part in zip(*self.recent, strict=True)] or [float("nan")] * 3
         row: dict[str, Any] = dict.fromkeys(PROGRESS_COLUMNS, 0.0)
         reached = means[1] if has_goal(self.run.environment) else float("nan")
-        row |= {"return": means[0], "reached": reached, "length": means[2], "frames_per_second": speed}
-        row |= {"scale": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
+        row |= {"return": means[0], "success": reached, "length": means[2], "frames_per_second": speed}
+        row |= {"bonus_std": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
         row = {name: float(f"{value:.6g}") for name, value in row.items()}
-        return row | {"frames": frames, "episodes": self.episodes, "replaced": self._replaced()}
+        return row | {"frames": frames, "episodes": self.episodes, "worker_restarts": self._replaced()}
 
     def _replaced(self) -> int:
         """Workers, in this process and in those before it."""

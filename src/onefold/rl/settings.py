@@ -22,36 +22,35 @@ class Run:
     environment: str
     frames: int
     seed: int
-    environments: int
+    num_envs: int
     agent: Agent
     learning: Learning
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if not 1 <= self.environments <= 1024 or not self.environments <= self.frames <= 10**12:
-            raise InputError(
-                f"a run has 1 to 1,024 environments and up to 10¹² frames, at least one for each of them; not "
-                f"{self.environments} and {self.frames:,}"
-            )
+        if not 1 <= self.num_envs <= 1024:
+            raise InputError(f"run: num_envs must be between 1 and 1,024 (got {self.num_envs})")
+        if not self.num_envs <= self.frames <= 10**12:
+            raise InputError(f"run: frames must be between num_envs ({self.num_envs}) and 10¹² (got {self.frames:,})")
 
     def __str__(self) -> str:
         return f"{self.name}/{self.environment}/seed{self.seed}"
 
 
-def run_of(agent: str, environment: str, frames: int, seed: int, environments: int | None = None) -> Run:
+def run_of(agent: str, environment: str, frames: int, seed: int, num_envs: int | None = None) -> Run:
     """One of the paper's agents, as the world's own settings have it."""
     if agent not in AGENTS:
         raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
     place = world(environment, frames)
     return Run(
         name=agent, environment=environment, frames=frames, seed=seed,
-        environments=place.environments if environments is None else environments,
+        num_envs=place.environments if num_envs is None else num_envs,
         agent=suited(AGENTS[agent], environment, frames), learning=place.learning,
     )  # fmt: skip
 
 
 def changed(run: Run, settings: Sequence[str]) -> Run:
-    """The run with other settings of its agent and of how it learns, each like `learning.target_every=2000`."""
+    """The run with other settings of its agent and of how it learns, each like `learning.target_period=2000`."""
     content = json.loads(json.dumps(plain(run)))
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -62,7 +61,7 @@ def changed(run: Run, settings: Sequence[str]) -> Run:
         old = part.get(last) if isinstance(part, dict) else None
         if not equals or old is None or isinstance(old, dict) or above[:1] not in (["agent"], ["learning"]):
             near = difflib.get_close_matches(name, _names(content), 1, 0.5)
-            example = f"{near[0]}=…" if near else "learning.target_every=2000"
+            example = f"{near[0]}=…" if near else "learning.target_period=2000"
             raise InputError(f"{setting!r} changes no setting; one that does: {example}")
         try:
             new = json.loads(value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the command's help needs none of them
 
 PAUSE = 60.0  # seconds between two words on how far runs are
 SLOW = 86_400.0  # seconds left that are worth a remark
-OUTSIDE = 0.05  # share of the returns off the support that is
+CLIPPED = 0.05  # share of targets outside the support that is
 
 
 def check(runs: "Sequence[Run]", *, elsewhere: bool = False) -> None:
@@ -29,7 +29,7 @@ def check(runs: "Sequence[Run]", *, elsewhere: bool = False) -> None:
         form(world(name, runs[0].frames).make)
     if len(runs) > 1:
         print(f"{len(runs)} runs of {runs[0].frames:,} frames", file=sys.stderr, flush=True)
-    if starts := {run.learning.start for run in runs if run.frames <= run.learning.start}:
+    if starts := {run.learning.learning_starts for run in runs if run.frames <= run.learning.learning_starts}:
         warn(f"nothing will be learned: that begins after {min(starts):,} frames of this world")
 
 
@@ -38,7 +38,9 @@ def shown(rows: Iterator[dict[str, Any]], run: "Run", device: str) -> None:
     from onefold.inputs import pick_device
 
     where = "a GPU" if pick_device(device).type == "cuda" else "a CPU"
-    first = f"{run}: on {where}, {run.environments} environments, learning begins after {run.learning.start:,} frames"
+    first = (
+        f"{run}: on {where}, {run.num_envs} environments, learning begins after {run.learning.learning_starts:,} frames"
+    )
     left, begun = _Left(run), next(rows)["frames"]
     if not sys.stderr.isatty():
         print(first, file=sys.stderr, flush=True)
@@ -74,7 +76,7 @@ class _Left:
         self._seconds = 0.0
 
     def after(self, row: dict[str, Any]) -> str:
-        if row["frames"] <= self._run.learning.start:
+        if row["frames"] <= self._run.learning.learning_starts:
             return ""
         self._rows.append(row)
         made, taken = (row[name] - self._rows[0][name] for name in ("frames", "seconds"))
@@ -87,13 +89,14 @@ class _Left:
         if self._seconds > SLOW:
             found["slow"] = (
                 f"this will take {lasting(self._seconds)}: it is made for a GPU; fewer --frames or smaller networks "
-                "take less (--set learning.channels=[8,8,16] learning.batch=32)"
+                "take less (--set learning.channels=[8,8,16] learning.batch_size=32)"
             )
-        if len(self._rows) > 1 and self._rows[-1]["outside"] > OUTSIDE:
-            found["outside"] = (
-                f"{self._rows[-1]['outside']:.0%} of the returns lie beyond {agent.low:g} and {agent.high:g}, where "
-                "nothing can be told apart: widen that by --set agent.low=… agent.high=…"
-            )
+        for name, bound in (("q", agent.q_bound), ("u", agent.u_bound)):
+            if len(self._rows) > 1 and (share := self._rows[-1][f"{name}_clipped"]) > CLIPPED:
+                found[name] = (
+                    f"{share:.0%} of {name.upper()}'s targets lie outside ±{bound:g} and are clipped. "
+                    f"Widen the support: --set agent.{name}_bound=…"
+                )
         for name in found.keys() - self._said:
             self._said.add(name)
             yield found[name]
@@ -165,7 +168,7 @@ def told(ended: "Iterable[Ended]") -> set[str]:
 
 def _line(row: dict[str, Any]) -> str:
     ended = f", return {row['return']:.3f}" if row["return"] == row["return"] else ""  # not so before one has ended
-    reached = f", goal {row['reached']:.0%}" if row["reached"] == row["reached"] else ""
+    reached = f", goal {row['success']:.0%}" if row["success"] == row["success"] else ""
     return (
         f"{int(row['frames']):,} frames, {row['frames_per_second']:,.0f}/s{ended}{reached}, bonus {row['bonus']:.3g}, "
         f"loss {row['loss']:.3g}"

@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from onefold.errors import InputError
-from onefold.rl.agents import Agent, Learning, Ramp
+from onefold.rl.agents import Agent, Learning, LinearSchedule
 from onefold.rl.gym import gymnasium
-from onefold.rl.replay import Memory
+from onefold.rl.replay import ReplaySettings
 from onefold.rl.rows import Make
 
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
 KNOWN = (*DOOM, "chain-N", "deep-sea-N")
 SMALL = re.compile(r"(chain|deep-sea)-(\d+)")
 SMALLEST = {"chain": 3, "deep-sea": 1}
-FADING = 0.66  # of a run: the paper's bonus falls for 3.3 of its 5 million frames
 
 
 class World(NamedTuple):
@@ -30,21 +29,21 @@ class World(NamedTuple):
 def world(name: str, frames: int) -> World:
     """The world of that name, for a run of so many frames; any other name is one of Gymnasium's."""
     if name in DOOM:
-        learning = Learning(importance=Ramp(first=0.45, last=1.0, frames=frames))
-        return World(functools.partial(_doom, variant=DOOM[name]), 16, True, learning)
+        return World(functools.partial(_doom, variant=DOOM[name]), 16, True, Learning())
     small = Learning(
-        memory=Memory(capacity=20_000, stack=1, n_step=3, discount=0.99),
-        batch=64,
-        start=500,
-        target_every=400,
-        epsilon=Ramp(first=1.0, last=0.01, frames=frames / 10),
-        importance=Ramp(first=0.45, last=1.0, frames=frames),
+        replay=ReplaySettings(capacity=20_000, stack=1, n_step=3, discount=0.99),
+        batch_size=64,
+        learning_starts=500,
+        bonus_learning_starts=0,
+        target_period=400,
+        epsilon=LinearSchedule(start=1.0, end=0.01, frames=frames / 10),
+        per_beta=LinearSchedule(start=0.45, end=1.0, frames=frames),
         hidden=64,
     )
     if found := SMALL.fullmatch(name):
         size = int(found[2][:9])
         if found[1] == "deep-sea":  # a step off the only way to the treasure must not count for the steps before it
-            small = replace(small, memory=replace(small.memory, n_step=1), target_every=80)
+            small = replace(small, replay=replace(small.replay, n_step=1), target_period=80)
         if size < SMALLEST[found[1]]:
             raise InputError(f"{found[1]}-N has an N of at least {SMALLEST[found[1]]}, not {size}")
         return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
@@ -59,14 +58,18 @@ def has_goal(name: str) -> bool:
 
 
 def suited(agent: Agent, name: str, frames: int) -> Agent:
-    """The agent with rates, bonus and support for a small world, where this is one; the paper's are for images. A bonus
-    falls for the same share of a run, however long that is."""
+    """Return the agent as the environment needs it. The paper's values are for MyWayHome; elsewhere, rates and supports
+    are larger, and the bonus's weight falls over the whole run."""
     if name in DOOM:
-        return replace(agent, weight=replace(agent.weight, frames=FADING * frames))
-    weight = Ramp(first=1.5, last=0.15, frames=frames)
-    agent = replace(agent, lr=1e-3, bonus_lr=1e-3, weight=weight, low=-10.0, high=10.0)
+        return agent
+    weight = LinearSchedule(start=1.5, end=0.15, frames=frames)
+    agent = replace(
+        agent, lr=1e-3, bonus_lr=1e-3, bonus_weight=weight, bonus_scale=1.0, bonus_form="variance", head_losses="sum",
+        q_bound=10.0, u_bound=10.0,
+    )  # fmt: skip
     if name.startswith("deep-sea-") and agent.bonus == "csd":
-        return replace(agent, apart=False, untried=True, weight=replace(agent.weight, last=agent.weight.first))
+        weight = replace(weight, end=weight.start)
+        return replace(agent, bonus_head=False, optimistic=True, bonus_form="relative", bonus_weight=weight)
     return agent
 
 

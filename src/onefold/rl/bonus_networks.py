@@ -1,14 +1,16 @@
-"""How new an observation is: networks that learn what has been seen.
+"""Networks behind the exploration bonuses: CSD's and RND's.
 
-Each is a module with two functions: `value(x)`, how new each observation is, and `seen(x, uniforms)`, the same
-with the loss whose descent makes these observations less new, in one pass. Both are pure functions of tensors, to be
-captured in a CUDA graph.
+Each is a module with two functions: `value(x)`, the bonus of each observation, and `value_and_loss(x, uniforms)`, the
+same with the loss that teaches the networks these observations, in one pass. Both are pure functions of tensors and can
+be captured in a CUDA graph.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
@@ -19,7 +21,7 @@ from onefold.errors import InputError
 from onefold.methods.prior import Prior, random_network
 from onefold.methods.rnd import RNDScorer
 from onefold.nets import Standardise, backbone, trunks
-from onefold.rl.agents import Agent
+from onefold.rl.agents import Agent, BonusForm
 from onefold.rl.views import UNIFORMS, Views, viewed
 from onefold.streams import side_by_side
 
@@ -27,31 +29,28 @@ CHANNELS, HIDDEN, OUTPUTS = (16, 16, 32), (256,), 256  # paper, Table "hpsetting
 
 
 @runtime_checkable
-class Novelty(Protocol):
-    """What an agent's bonus comes from; `uniforms` is how many random numbers an observation takes."""
+class BonusNetworks(Protocol):
+    """What an agent's bonus is computed by; `uniforms` is how many random numbers an observation takes."""
 
     uniforms: int
 
     def value(self, x: Tensor) -> Float[Tensor, " n"]: ...
 
-    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]: ...
+    def value_and_loss(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]: ...
+
+    def reset(self, generator: Generator) -> None: ...
 
     def parameters(self) -> Any: ...
 
 
-class CSDNovelty(nn.Module):
-    """The variance of an infinite ensemble, ‖φ₀(x)‖² (1 − φ̄(x)ᵀψ̄(x)) (Eq. 12; Eq. 27 for normalised φ, ψ).
+class CSDNetworks(nn.Module):
+    """The variance of an infinite ensemble trained on the observations seen, by CSD (Eq. 12).
 
-    `relative` leaves ‖φ₀(x)‖² out.
+    `form` is "variance", ‖φ₀‖²(1 − φ̄ᵀψ̄) (Eq. 27); "centred", where the mean of φ₀ (`centre_on`) is subtracted
+    and the variance is divided by ‖φ₀‖² plus its mean; or "relative", 1 − φ̄ᵀψ̄.
 
-    φ₀ is seen from `centre`, which is zero until `centre_on` moves it: all frames of a game look much alike to a random
-    network, and without what they have in common new rooms stand out more. From then on the variance is a share of
-    ‖φ₀(x)‖² + `usual`, its mean. How long features are is a matter of pictures and not of visits, and differs up to
-    twentyfold from room to room: by the variance an agent stays where they are longest, and by its share of ‖φ₀(x)‖²
-    where they are short, since the direction of a short vector is hard to learn (docs/log.md).
-
-    Contexts have to be where queries will be, beyond what was seen: other views of images; of vectors, every second one
-    with noise of so many standard deviations.
+    Contexts should cover future queries: augmented views for images; for vectors, the batch itself, with Gaussian noise
+    of `noise` standard deviations on every second one.
     """
 
     def __init__(
@@ -63,61 +62,65 @@ class CSDNovelty(nn.Module):
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
         noise: float = 0.0,
-        relative: bool = False,
+        form: BonusForm = "variance",
         first: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.noise = noise
-        self.relative = relative
+        self.noise, self.form = noise, form
         self.first: Any = first or Standardise(torch.zeros(()), torch.ones(()))
-        sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
-        self.model: Similarity = similarity_model(shape, self.first, sizes, generator)
+        self._shape = shape
+        self._sizes = Architecture(channels=tuple(channels), hidden=tuple(hidden), outputs=outputs)
+        self.model: Similarity = similarity_model(shape, self.first, self._sizes, generator)
         prior = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],))
         self.prior = Prior(self.first, prior)
         self.views = Views()
         self.uniforms = UNIFORMS if len(shape) == 3 else shape[0] + 1
         self.centre: Tensor
-        self.usual: Tensor
+        self.mean_square: Tensor
         self.register_buffer("centre", torch.zeros(HIDDEN[0]))
-        self.register_buffer("usual", torch.zeros(()))
+        self.register_buffer("mean_square", torch.zeros(()))
 
     @torch.no_grad()
     def centre_on(self, x: Tensor) -> None:
-        """See φ₀ from its mean over these observations, and know how long it usually is from there."""
+        """Set the origin of φ₀ to its mean over these observations, and the mean of ‖φ₀‖² from there."""
         features = torch.cat([self.prior(part) for part in x.split(256)])
         self.centre.copy_(features.mean(0))
-        self.usual.copy_((features - self.centre).square().sum(1).mean())
+        self.mean_square.copy_((features - self.centre).square().sum(1).mean())
+
+    def reset(self, generator: Generator) -> None:
+        """Draw new weights for φ and ψ; φ₀, standardisation and centre stay."""
+        _copy_parameters(similarity_model(self._shape, copy.deepcopy(self.first), self._sizes, generator), self.model)
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
         if not (x.is_cuda and x.ndim == 4):
             return self._variance(self.prior(x) - self.centre, self.model.gap(x))
         x, (phi, psi, prior) = self.first(x), self._nets
-        left, right, own = trunks((phi, psi, prior), (x, x, x))
+        left, right, features = trunks((phi, psi, prior), (x, x, x))
         gap = apart(unit(phi.mlp(left)), unit(psi.mlp(right)))
-        return self._variance(prior.mlp.features(own) - self.centre, gap)
+        return self._variance(prior.mlp.features(features) - self.centre, gap)
 
-    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+    def value_and_loss(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         contexts = self._contexts(x, uniforms)
-        passes = self._at_once if x.is_cuda and x.ndim == 4 else self._in_turn
-        left, right, here, own, other = passes(x, contexts)
-        own, other = own - self.centre, other - self.centre
-        labels = inner_products(unit(own), unit(other))
-        value = self._variance(own, apart(left, here)).detach()
+        passes = self._passes_together if x.is_cuda and x.ndim == 4 else self._passes_in_turn
+        left, right, same, prior, prior_contexts = passes(x, contexts)
+        prior, prior_contexts = prior - self.centre, prior_contexts - self.centre
+        labels = inner_products(unit(prior), unit(prior_contexts))
+        value = self._variance(prior, apart(left, same)).detach()
         return value, similarity_loss(self.model.matched([left], [right]), labels)
 
-    def _in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
-        """φ̄(x), ψ̄(c), ψ̄(x), φ₀(x) and φ₀(c); gradients go through the first two."""
+    def _passes_in_turn(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
+        """Return φ̄(x), ψ̄(c), ψ̄(x), φ₀(x) and φ₀(c); gradients flow through the first two."""
         (left,), (right,) = self.model.left(x), self.model.right(contexts)
         if contexts is x:
-            own = self.prior(x)
-            return left, right, right, own, own
+            prior = self.prior(x)
+            return left, right, right, prior, prior
         with torch.no_grad():
-            (here,) = self.model.right(x)
-        return left, right, here, self.prior(x), self.prior(contexts)
+            (same,) = self.model.right(x)
+        return left, right, same, self.prior(x), self.prior(contexts)
 
-    def _at_once(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
-        """The same for images: two passes instead of five."""
+    def _passes_together(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
+        """Return the same for images in two passes instead of five."""
         x, contexts = self.first(x), self.first(contexts)
         phi, psi, prior = self._nets
 
@@ -126,11 +129,11 @@ class CSDNovelty(nn.Module):
             return [unit(phi.mlp(first)), unit(psi.mlp(second))]
 
         @torch.no_grad()
-        def without() -> list[Tensor]:
-            here, own, other = trunks((psi, prior, prior), (x, x, contexts))
-            return [unit(psi.mlp(here)), prior.mlp.features(own), prior.mlp.features(other)]
+        def without_gradients() -> list[Tensor]:
+            same, first, second = trunks((psi, prior, prior), (x, x, contexts))
+            return [unit(psi.mlp(same)), prior.mlp.features(first), prior.mlp.features(second)]
 
-        both = side_by_side([with_gradients, without], x.device)
+        both = side_by_side([with_gradients, without_gradients], x.device)
         return tuple(z for part in both for z in part)
 
     @property
@@ -140,10 +143,10 @@ class CSDNovelty(nn.Module):
 
     def _variance(self, features: Float[Tensor, "n d"], gap: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         gap = gap.clamp(min=0)
-        if self.relative:
+        if self.form == "relative":
             return gap
-        length = features.square().sum(1)
-        return gap * torch.where(self.usual > 0, length / (length + self.usual), length)
+        square = features.square().sum(1)
+        return gap * (square / (square + self.mean_square).clamp(min=1e-12) if self.form == "centred" else square)
 
     def _contexts(self, x: Tensor, uniforms: Float[Tensor, "n u"]) -> Tensor:
         if x.ndim == 4:
@@ -154,8 +157,8 @@ class CSDNovelty(nn.Module):
         return torch.where(uniforms[:, :1] < 0.5, x + noise * self.first.std, x)
 
 
-class RNDNovelty(nn.Module):
-    """How badly a network predicts a random one (Burda et al., 2018)."""
+class RNDNetworks(nn.Module):
+    """The error of a network that predicts a random one (Burda et al., 2018)."""
 
     uniforms = 1
 
@@ -171,34 +174,51 @@ class RNDNovelty(nn.Module):
     ) -> None:
         super().__init__()
         self.first = first or Standardise(torch.zeros(()), torch.ones(()))
+        self._shape, self._sizes = shape, {"channels": channels, "hidden": hidden, "outputs": outputs}
         target = random_network(shape, generator, channels=channels, hidden=(HIDDEN[0],), outputs=outputs)
-        predictor = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator)
+        predictor = backbone(shape, **self._sizes, generator=generator)
         self.scorer = RNDScorer(nn.Sequential(self.first, predictor), nn.Sequential(self.first, target))
+
+    def reset(self, generator: Generator) -> None:
+        """Draw new weights for the predictor; the target and the standardisation stay."""
+        fresh = nn.Sequential(copy.deepcopy(self.first), backbone(self._shape, **self._sizes, generator=generator))
+        _copy_parameters(fresh, self.scorer.predictor)
 
     @torch.no_grad()
     def value(self, x: Tensor) -> Float[Tensor, " n"]:
         return self.scorer(x)
 
-    def seen(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+    def value_and_loss(self, x: Tensor, uniforms: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
         del uniforms
         errors = self.scorer(x)
         return errors.detach(), errors.mean()
 
 
-def novelty_of(agent: Agent, shape: tuple[int, ...], actions: int, generator: Generator) -> Novelty | None:
-    """What an agent that sees stacks of this shape is curious by."""
-    if agent.untried and len(shape) > 1:
-        raise InputError("untried actions can be told from others in worlds of vectors only")
-    if agent.untried:
-        return CSDNovelty((actions * math.prod(shape),), generator, relative=True)
+@torch.no_grad()
+def _copy_parameters(source: nn.Module, target: nn.Module) -> None:
+    for new, old in zip(source.parameters(), target.parameters(), strict=True):
+        old.copy_(new)
+
+
+def reset_generator(seed: int, index: int) -> Generator:
+    """Return the source of the weights that networks start from after their reset of this index."""
+    return Generator().manual_seed(int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0]))
+
+
+def bonus_networks(agent: Agent, shape: tuple[int, ...], actions: int, generator: Generator) -> BonusNetworks | None:
+    """Return the networks of an agent's bonus, for stacks of this shape."""
+    if agent.optimistic and len(shape) > 1:
+        raise InputError("agent.optimistic: needs vector observations. Leave it out for images")
+    if agent.optimistic:
+        return CSDNetworks((actions * math.prod(shape),), generator, form="relative")
     if agent.bonus == "csd":
-        return CSDNovelty(shape, generator)
-    return RNDNovelty(shape, generator) if agent.bonus == "rnd" else None
+        return CSDNetworks(shape, generator, form=agent.bonus_form)
+    return RNDNetworks(shape, generator) if agent.bonus == "rnd" else None
 
 
 @torch.no_grad()
 def standardise_by(first: Standardise, x: Tensor) -> None:
-    """By mean and standard deviation of these observations, one number each."""
+    """Set mean and standard deviation, one number each, to those of these observations."""
     std, mean = torch.std_mean(x.float(), correction=0)
     first.mean.copy_(mean)
     first.std.copy_(std.clamp(min=1e-6))
@@ -277,9 +297,12 @@ class Scale(nn.Module):
 
 
 @torch.no_grad()
-def rewarded(agent: Agent, scale: Scale, news: Tensor, weight: Tensor, rewards: Tensor) -> Float[Tensor, "s n"]:
-    """Rewards with the bonus, or beside it, in deviations of its own unless it is a share."""
-    scale.update(news)
-    if agent.apart:
-        return torch.stack([rewards, agent.weight.first * scale(news)])
-    return (rewards + weight * (news if agent.untried else scale(news)))[None]
+def bonus_rewards(
+    agent: Agent, scale: Scale, bonus: Float[Tensor, " n"], bonus_weight: Tensor, rewards: Float[Tensor, " n"]
+) -> Float[Tensor, "heads n"]:
+    """Return rewards and scaled bonuses in two rows or, without a bonus head, their weighted sum in one."""
+    scale.update(bonus)
+    if agent.bonus_head:
+        return torch.stack([rewards, agent.bonus_scale * scale(bonus)])
+    scaled = bonus if agent.optimistic else agent.bonus_scale * scale(bonus)
+    return (rewards + bonus_weight * scaled)[None]

@@ -1,13 +1,19 @@
 """Alarms: the rate that was asked for, on average over calibration draws, whatever the scores look like."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_methods import LABELLED, MAKERS, fit, vectors
 
 import onefold
 from onefold.alarm import Alarm, benjamini_hochberg
+from onefold.detector import Detector, Exports
 from onefold.errors import InputError, NotFittedError, OnefoldWarning
 from onefold.methods import METHODS
 
@@ -139,3 +145,65 @@ def test_benjamini_hochberg_steps_up(numbers: list[int], fdr: float) -> None:
     p = np.array(numbers) / 40
     k = max((k for k in range(1, len(p) + 1) if np.sort(p)[k - 1] <= fdr * k / len(p)), default=0)
     np.testing.assert_array_equal(benjamini_hochberg(p, fdr), p <= (np.sort(p)[k - 1] if k else -1))
+
+
+def repeated_rows(seed: int, new: int = 40, count: int = 300) -> np.ndarray:
+    """Rows of which most are repeated, in random order; some are new."""
+    known, rng = vectors(30, 5), np.random.default_rng(seed)
+    return rng.permutation(np.concatenate([known[rng.integers(0, 30, count - new)], vectors(new, 5, seed)]))
+
+
+def in_batches(function: Callable[[Any], Any], x: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([np.asarray(function(x[i : i + size])) for i in range(0, len(x), size)])
+
+
+@pytest.mark.parametrize("fpr", [0.05, 0.2])
+@pytest.mark.parametrize("name", METHODS)
+def test_alarms_do_not_depend_on_the_batch(name: str, fpr: float, tmp_path: Path) -> None:
+    """Repeated rows tie with the threshold, where the last digit of a score decides. Exported models agree, too."""
+    detector = fit(name, repeated_rows(1)).calibrate(repeated_rows(2), fpr=fpr)
+    x = repeated_rows(3)
+    alarms = detector.is_ood(x)
+    assert 0 < alarms.mean() < 1
+    for size in (1, 7):
+        np.testing.assert_array_equal(in_batches(detector.is_ood, x, size), alarms)
+        np.testing.assert_array_equal(in_batches(detector.pvalue, x, size) <= fpr, alarms)
+    if isinstance(detector, Exports):
+        import onnxruntime
+
+        detector.export(tmp_path / "d.onnx")
+        session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
+        for size in (1, 7, len(x)):
+            np.testing.assert_array_equal(in_batches(lambda part: session.run(None, {"x": part})[1], x, size), alarms)
+
+
+def test_no_alarm_for_data_that_only_repeats() -> None:
+    """All distances are 0 then, up to rounding, and all inputs tie."""
+    x = np.tile(vectors(20), (20, 1))
+    detector = onefold.KNN(k=3).fit(x).calibrate(x, fpr=0.05)
+    assert len({bool(detector.is_ood(row[None])[0]) for row in x[:40]} | set(detector.is_ood(x).tolist())) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_path: Path) -> None:
+    detector = fit(name, vectors()).calibrate(vectors(seed=1), fpr=0.1)
+    if not isinstance(detector, Exports):
+        pytest.skip(f"{name} is not exported")
+    assert isinstance(detector, Detector)
+    x = vectors(4, seed=1) / 10
+    x[1, 2], x[3, 0] = np.nan, np.inf
+    with pytest.raises(InputError):
+        detector.is_ood(x)
+    detector.export(tmp_path / f"d.{suffix}")
+    if suffix == "onnx":
+        import onnxruntime
+
+        session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
+        score, alarm = session.run(None, {"x": x})
+    else:
+        program = torch.export.load(str(tmp_path / "d.pt2")).module()
+        score, alarm = (out.numpy() for out in program(torch.from_numpy(x)))
+    assert not np.isfinite(score[1])
+    assert alarm[1]
+    assert alarm[3] or np.isfinite(score[3])  # an infinite input may have a finite score

@@ -7,12 +7,16 @@ order (Vovk et al., 2005).
 import math
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import InputError
 from onefold.types import Scores
+
+TOLERANCE = 1e-4
+"""Scores closer than this, relative to their size and to the median size, are ties."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,27 @@ class Alarm:
 
     With G calibration scores above s and E equal to it, p(s) = (G + u · (1 + E)) / (n + 1). A u drawn uniformly makes p
     exactly uniform on familiar data, ties or not, so that P(p ≤ fpr) = fpr over calibration draws. u is drawn once for
-    each calibration, from its scores: the same detector then gives the same input the same p, in whatever batch, and
-    p ≤ fpr is the same as score > threshold.
+    each calibration, from its scores, so that the same input gets the same p in whatever batch; and p ≤ fpr is the same
+    as score > threshold.
+
+    Scores are computed in float32, and the last digits depend on the size of the batch. A score s is therefore equal to
+    a calibration score c if |s − c| ≤ 10⁻⁴ (|c| + the median of all |c|) + `resolution`. Repeated inputs then get the
+    same answer in any batch, and in an exported model.
+
+    Args:
+        scores: Scores of held-out familiar samples.
+        fpr: False-alarm rate.
+        seed: Seed of u.
+        resolution: Smallest difference that the scores resolve.
     """
 
     scores: Scores
     fpr: float
     seed: int = 0
+    resolution: float = 0.0
     u: float = field(init=False)
+    _low: Scores = field(init=False, repr=False)
+    _high: Scores = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_rate(self.fpr)
@@ -41,7 +58,9 @@ class Alarm:
         if np.ndim(self.scores) != 1 or not np.isfinite(self.scores).all():
             raise InputError("calibration needs a finite score for each sample")
         ordered = np.sort(np.asarray(self.scores, np.float64)) + 0.0  # −0 becomes 0
-        object.__setattr__(self, "scores", ordered)
+        tolerance = TOLERANCE * (np.abs(ordered) + np.median(np.abs(ordered))) + self.resolution
+        for name, value in (("scores", ordered), ("_low", ordered - tolerance), ("_high", ordered + tolerance)):
+            object.__setattr__(self, name, value)
         entropy = [self.seed, len(ordered), zlib.crc32(ordered.tobytes())]
         object.__setattr__(self, "u", float(1 - np.random.default_rng(entropy).random()))
 
@@ -55,22 +74,18 @@ class Alarm:
         above, equal = self._counts(scores)
         return (above + 1 + equal) / (len(self.scores) + 1)
 
-    @property
+    @cached_property
     def threshold(self) -> float:
         """Scores above it have p ≤ fpr, and no others."""
-        values, total = np.unique(self.scores), len(self.scores)
-        above = (np.append(total, self._counts(values)[0]) + self.u) / (total + 1)  # p just above −∞ and every value
-        first = int(np.argmax(above <= self.fpr))
-        if first == 0:
-            return -math.inf
-        value = values[first - 1]
-        whole_tie = self.pvalues(values[first - 1 : first])[0] <= self.fpr
-        return float(np.nextafter(value, -np.inf) if whole_tie else value)
+        edges = np.unique(np.concatenate([[-np.inf], np.nextafter(self._low, -np.inf), self._high]))
+        alarms = self.pvalues(np.nextafter(edges, np.inf)) <= self.fpr  # of scores just above each edge
+        return float(edges[np.argmax(alarms)])
 
     def _counts(self, scores: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        upper = np.searchsorted(self.scores, scores, side="right")
-        lower = np.searchsorted(self.scores, scores, side="left")
-        return len(self.scores) - upper, upper - lower
+        """Return how many calibration scores are above each score, and how many are equal to it."""
+        above = len(self.scores) - np.searchsorted(self._low, scores, side="right")
+        at_least = len(self.scores) - np.searchsorted(self._high, scores, side="left")
+        return above, at_least - above
 
 
 def check_rate(fpr: float) -> None:

@@ -39,6 +39,8 @@ class Detector(ABC):
     kernel: Kernel | None
     about_like: ClassVar[dict[str, Any]] = {}
     """The form of `Fitted.about`, for a file to be checked by."""
+    resolution: ClassVar[float] = 0.0
+    """Smallest difference between scores that float32 resolves, beside the relative tolerance of `Alarm`."""
     _state: Fitted | None = None
     _alarm: Alarm | None = None
 
@@ -73,7 +75,7 @@ class Detector(ABC):
         """
         check_rate(fpr)
         scores = self.score(x_val)
-        alarm = Alarm(scores, fpr, self.seed)
+        alarm = Alarm(scores, fpr, self.seed, self.resolution)
         diagnosis = Diagnosis(tuple(self._likeness(self._fitted(), scores)))
         self._alarm = alarm
         diagnosis.warn()

@@ -29,7 +29,7 @@ class Deployed(nn.Module):
         score = self.scorer(self.prepare(x))
         if self.threshold is None:
             return (score,)
-        return score, score.double() > self.threshold
+        return score, ~(score.double() <= self.threshold)  # true for NaN: a broken sensor raises the alarm
 
 
 def export(path: Path, reader: Reader, scorer: nn.Module, threshold: float | None, about: dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ def _restored(blank: Detector, tensors: dict[str, Tensor], header: dict[str, Any
     )
     detector._state = state
     if header["alarm"] is not None:
-        detector._alarm = Alarm(tensors["alarm"].numpy(), header["alarm"]["fpr"], detector.seed)
+        detector._alarm = Alarm(tensors["alarm"].numpy(), header["alarm"]["fpr"], detector.seed, detector.resolution)
     _check_whole(detector, tensors, header)
     probe = _probe(tensors, reader)
     if kernel is not None:

@@ -56,6 +56,7 @@ class KNN(Detector, Exports):
     """
 
     about_like: ClassVar[dict[str, Any]] = {"bank": Reservoir(1, 0).to_json()}
+    resolution = 1e-6  # neighbours are found by cosines, which are close to 1
 
     def __init__(
         self,

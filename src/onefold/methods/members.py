@@ -58,6 +58,7 @@ class Predicts(Detector):
     """A detector of several members: it can also say what they predict, and disagree in every way at once."""
 
     about_like: ClassVar[dict[str, Any]] = {"outputs": 0, "regression": False}
+    resolution = 1e-6  # members that agree differ by rounding only
 
     def probabilities(self, x: ArrayLike) -> NDArray[np.float64]:
         """What every member says, [M, N, outputs]: class probabilities, or predicted values of regressors."""

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -668,6 +669,52 @@ def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
         rnd.save("/")
     assert (tmp_path / "file").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_what_is_not_a_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(InputError, match="not a regular file"):
+            store.write_bytes(path, b"content")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    np.save(tmp_path / "x.npy", vectors(120))
+    assert main(["fit", str(tmp_path / "x.npy"), "--out", str(pipe), "--method", "gp"]) == 2
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "x.npy"]
+
+
+def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link, new = tmp_path / "folder" / "target", tmp_path / "link", tmp_path / "new"
+    target.write_bytes(b"old")
+    link.symlink_to("folder/target")
+    new.symlink_to("folder/made")
+    for path in (link, new):
+        store.write_bytes(path, b"content")
+        assert path.is_symlink()
+        assert path.read_bytes() == b"content"
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["made", "target"]
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="circle"):
+        store.write_bytes(tmp_path / "circle", b"content")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    store.write_bytes(path, b"content")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert path.read_bytes() == b"content"
+
+
+def test_new_files_have_the_usual_mode(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    store.write_bytes(tmp_path / "new", b"content")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -221,12 +221,13 @@ def _check_places(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) 
         if path.resolve() in taken:
             raise InputError(f"{path} is read and written by this command: write to another file")
         taken.add(path.resolve())
+        folder = store.resolve_output(path).parent
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InputError(f"{path}: a file is in the place of its folder") from None
-        if not os.access(path.parent, os.W_OK):
-            raise InputError(f"{path.parent}: cannot be written to")
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"{folder}: cannot be written to")
 
 
 def _check_part(part: Path) -> None:

@@ -32,17 +32,23 @@ DTYPES = frozenset(
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader or a crash sees the old content or the new, never a part."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
+    """Write a file so that a reader or a crash sees the old content or the new, never a part.
+
+    Replace what a symbolic link points to, and keep the mode of a file that exists. Refuse devices, pipes and sockets.
+    """
+    target = resolve_output(path)
+    temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        temporary.touch(0o666 if mode is None else 0o600, exist_ok=False)
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if mode is not None:
+            temporary.chmod(mode)
+        temporary.replace(target)
     except FileExistsError:  # what should be its folder is a file
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
     except OSError as error:  # nobody knows the temporary name, and a full disk gives no name at all
@@ -50,6 +56,19 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def resolve_output(path: Path) -> Path:
+    """Return the file that `path` leads to through symbolic links; refuse what cannot be replaced by a regular file."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):  # `path` is new, or a link to a file that is
+        return Path(os.path.realpath(path))
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: not a regular file (a device, a pipe or a socket). Choose another output path.")
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from onefold.arguments import check_number
 from onefold.errors import InputError
 from onefold.types import Scores
 
@@ -90,8 +91,7 @@ class Alarm:
 
 def check_rate(fpr: float) -> None:
     """Refuse what is no rate."""
-    if not 0 < fpr < 1:
-        raise InputError(f"the false-alarm rate must be between 0 and 1, not {fpr}")
+    check_number(fpr, "fpr", 0, 1)
 
 
 def benjamini_hochberg(pvalues: NDArray[np.float64], fdr: float) -> NDArray[np.bool_]:
@@ -100,8 +100,7 @@ def benjamini_hochberg(pvalues: NDArray[np.float64], fdr: float) -> NDArray[np.b
     Reject the k smallest with k the largest such that p₍ₖ₎ ≤ fdr · k/m (Benjamini & Hochberg, 1995). Conformal p-values
     of one calibration set depend on each other in a way that keeps the guarantee (Bates et al., 2023).
     """
-    if not 0 < fdr < 1:
-        raise InputError(f"the false-discovery rate must be between 0 and 1, not {fdr}")
+    check_number(fdr, "fdr", 0, 1)
     ordered = np.sort(pvalues)
     below = np.flatnonzero(ordered <= fdr * np.arange(1, len(ordered) + 1) / len(ordered))
     return pvalues <= (ordered[below[-1]] if len(below) else -1.0)

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold import store
 from onefold.alarm import Alarm, benjamini_hochberg, check_rate
+from onefold.arguments import check_integer, check_path
 from onefold.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.errors import InputError, NotFittedError
 from onefold.export import export
@@ -126,7 +127,7 @@ class Detector(ABC):
         state = self._fitted()
         if state.reservoir.samples is None:
             raise InputError("this detector was saved without samples: it remembers none")
-        k = min(k, len(state.reservoir))
+        k = min(check_integer(k, "k"), len(state.reservoir))
         known = torch.cat([_unit(state.scorer, batch) for batch in self._prepared(state, state.reservoir.samples)])
         found = [
             (_unit(state.scorer, batch) @ known.T).topk(k, dim=1).indices.cpu().numpy()
@@ -155,7 +156,7 @@ class Detector(ABC):
         tensors, header = self._content(samples=samples)
         if self.kernel is not None:
             tensors |= self._known_by(state, self.kernel, samples=samples)
-        store.save(Path(path), KIND, tensors, header)
+        store.save(check_path(path), KIND, tensors, header)
 
     def _content(self, *, samples: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and the header of a file, but for what a kernel is known by."""
@@ -286,7 +287,7 @@ class Exports:
         state = self._fitted()
         threshold = None if self.alarm is None else self.threshold
         about = {"method": type(self).__name__, "fpr": None if self.alarm is None else self.alarm.fpr}
-        export(Path(path), state.reader, state.scorer, threshold, about)
+        export(check_path(path), state.reader, state.scorer, threshold, about)
 
 
 def _score(scorer: Any, batch: Any) -> Tensor:

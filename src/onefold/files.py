@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from onefold import store
 from onefold.alarm import Alarm
+from onefold.arguments import check_path
 from onefold.detector import KIND, Detector
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
 from onefold.fitted import Fitted
@@ -36,7 +37,7 @@ def load(
     One that looks through a model of the user's own needs it again: model=net, or the kernel made of it. A file that is
     damaged, foreign or of a newer version is refused, and so is another model than that of the fit.
     """
-    path = Path(path)
+    path = check_path(path)
     pick_device(device)
     tensors, header = store.load(path, KIND)
     method = _method(header.get("method"), path)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onefold.arguments import check_integer
 from onefold.errors import InputError
 from onefold.memory import available, require
 from onefold.types import ArrayLike, Batch
@@ -33,9 +34,7 @@ def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
 
 def check_seed(seed: int) -> int:
     """A seed that every generator here can take."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise InputError(f"the seed must be a whole number from 0 to 2³² − 1, not {seed!r}")
-    return seed
+    return check_integer(seed, "seed", 0, 2**32 - 1)
 
 
 def whole(value: float, name: str, least: int = 1) -> int:

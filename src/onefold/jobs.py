@@ -193,7 +193,7 @@ def _detector(job: FitJob, net: ExportedProgram | None) -> Any:
     """The detector of a job, before its data is looked at: options that do not go together are refused here."""
     check_rate(job.fpr)
     if job.method not in METHODS:
-        raise InputError(f"the method is one of {', '.join(METHODS)}, not {job.method!r}")
+        raise InputError(f"method must be one of {', '.join(METHODS)}, not {job.method!r}")
     if job.context is not None and job.method != "csd":
         raise InputError(f"--context is for the method csd: {job.method} has no use for it")
     if job.model is not None and job.method == "rnd":

@@ -36,6 +36,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Generator, Tensor
 
+from onefold.arguments import check_integer, check_number
 from onefold.errors import InputError
 
 Potential: TypeAlias = Callable[[Sequence[Tensor], Any], Tensor]
@@ -52,10 +53,10 @@ class Dynamics:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf or not 0 < self.temperature < math.inf:
-            raise InputError(f"learning rate and temperature must be positive, not {self.lr} and {self.temperature}")
-        if self.data < 1 or not 0 <= self.momentum < 1:
-            raise InputError(f"needs data and a momentum in [0, 1), not {self.data} and {self.momentum}")
+        check_number(self.lr, "lr")
+        check_number(self.temperature, "temperature")
+        check_integer(self.data, "data")
+        check_number(self.momentum, "momentum", 0, 1, closed="left")
 
     def step_size(self, over: float = 0.0) -> float:
         """h = √(lr (1 − over) / N): with `over`, the share of trajectories that are over, the rate falls linearly."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from onefold.errors import InputError
+from onefold.arguments import check_number
 from onefold.inputs import batch_length, batch_tensors, joined, map_batch, named
 from onefold.types import Batch
 
@@ -56,8 +56,8 @@ class Reservoir:
 
     def add(self, batch: Batch, half_life: float | None = None) -> "Reservoir":
         """Take in a batch of raw samples; every sample of it counts as one unit of time for the half-life."""
-        if half_life is not None and not half_life > 0:
-            raise InputError(f"the half-life is a positive number of samples, not {half_life}")
+        if half_life is not None:
+            check_number(half_life, "half_life")
         if not self.capacity:
             return self
         count = batch_length(batch)

@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator, OutlierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from onefold.arguments import check_choice, check_integer, check_number
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
 from onefold.inputs import check_seed
@@ -147,8 +148,7 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
 
     def _knobs(self) -> dict[str, Any]:
         """What was set for the method, checked; a setting that it would ignore is a mistake, so it is refused."""
-        if not isinstance(self.method, str) or self.method not in KNOBS:
-            raise InputError(f"method is one of {', '.join(KNOBS)}, not {self.method!r}")
+        check_choice(self.method, "method", tuple(KNOBS))
         known = sorted(set().union(*KNOBS.values()))
         given = {name: value for name in known if (value := getattr(self, name)) is not None}
         if ignored := [name for name in given if name not in KNOBS[self.method]]:
@@ -162,22 +162,14 @@ def _checked_contamination(value: Any) -> float | None:
     if isinstance(value, str) and value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= 0.5:
-        raise InputError(f"contamination is 'auto' or a number above 0 and up to 0.5, not {value!r}")
+        raise InputError(f"contamination must be 'auto' or a number above 0 and up to 0.5, not {value!r}")
     return float(value)
 
 
 def _checked_knob(name: str, value: Any) -> Any:
     if name == "score_kind":
-        if not isinstance(value, str) or value not in SCORES:
-            raise InputError(f"score_kind is one of {', '.join(SCORES)}, not {value!r}")
-        return value
-    if name == "learning_rate":
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
-            raise InputError(f"learning_rate is a positive number, not {value!r}")
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InputError(f"{name} is a whole number from 1, not {value!r}")
-    return int(value)
+        return check_choice(value, name, SCORES)
+    return check_number(value, name) if name == "learning_rate" else check_integer(value, name)
 
 
 def _seed(random_state: Any) -> int:

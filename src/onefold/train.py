@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from onefold import store
-from onefold.errors import FileError, InputError, TrainingError
+from onefold.arguments import check_integer, check_number
+from onefold.errors import FileError, TrainingError
 from onefold.streams import replayed, side_by_side
 from onefold.types import Resumable
 
@@ -42,16 +43,11 @@ class Recipe:
     adam_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 2 <= self.batch <= LARGEST_BATCH:
-            raise InputError(
-                f"training needs at least 1 step and batches of 2 to 2²⁴, not {self.steps} and {self.batch}"
-            )
-        if not 0 < self.lr < float("inf") or not 0 < self.adam_eps < float("inf"):
-            raise InputError(f"learning rate and Adam's epsilon must be positive, not {self.lr} and {self.adam_eps}")
-        if not 0 <= self.warmup < self.steps:
-            raise InputError(f"the warm-up must be shorter than the {self.steps} steps, not {self.warmup}")
-        if not all(isinstance(value, int) for value in (self.steps, self.batch, self.warmup)):
-            raise InputError("steps, batch and warm-up must be whole numbers")
+        check_integer(self.steps, "steps")
+        check_integer(self.batch, "batch", 2, LARGEST_BATCH)
+        check_integer(self.warmup, "warmup", 0, self.steps - 1)
+        check_number(self.lr, "lr")
+        check_number(self.adam_eps, "adam_eps")
 
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, …, steps − 1."""

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
+from onefold.arguments import check_choice
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.contexts import Contexts, TrainContexts
-from onefold.distil.loss import Pairs, loss_over
+from onefold.distil.loss import PAIRS, Pairs, loss_over
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
 from onefold.memory import available
@@ -35,8 +36,7 @@ class Architecture:
     """Which pairs of a minibatch the loss is over: all, or N random ones (Eq. 15 as it stands)."""
 
     def __post_init__(self) -> None:
-        if self.pairs not in ("all", "random"):
-            raise InputError(f"pairs is one of all, random, not {self.pairs!r}")
+        check_choice(self.pairs, "pairs", PAIRS)
 
 
 def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:

@@ -1,11 +1,12 @@
 """The loss of CSD."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
 Pairs: TypeAlias = Literal["all", "random"]
+PAIRS = get_args(Pairs)
 
 
 def similarity_loss(g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Float[Tensor, ""]:

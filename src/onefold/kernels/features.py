@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_integer
 from onefold.errors import InputError, LayerError
 from onefold.inputs import batch_slices, batch_tensors
 from onefold.kernels.borrow import (
@@ -26,6 +27,7 @@ from onefold.nets import MLP, NTKMLP, Impala
 from onefold.types import Batch
 
 SLICE = 1024  # samples that go through a model at once
+MAX_WIDTH = 2**17
 
 
 class Features:
@@ -81,9 +83,9 @@ def from_model(
     and its hooks are removed after every call. A model on the GPU of the fit whose forward pass never looks at the host
     is `capturable`: a fit that calls it in every step is then several times faster.
     """
-    if width is not None and (not isinstance(width, int) or not 1 <= width <= 2**17):
-        raise InputError(f"width must be a whole number from 1 to 2¹⁷, not {width}")
-    settings = {"layer": layer, "width": width, "normalise": normalise, "seed": seed}
+    _check_model(net)
+    width = None if width is None else check_integer(width, "width", 1, MAX_WIDTH)
+    settings = {"layer": layer, "width": width, "normalise": normalise, "seed": check_integer(seed, "seed", 0)}
     if isinstance(net, ExportedProgram):
         return ModelFeatures(cut_program(net, layer), settings, capturable=capturable)
     module = first_dense(net) if layer is None else find_layer(net, layer)
@@ -92,6 +94,7 @@ def from_model(
 
 def logits(net: nn.Module | ExportedProgram) -> "ModelFeatures":
     """What a model itself gives out, as features."""
+    _check_model(net)
     settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
     if isinstance(net, ExportedProgram):
         module = net.module()
@@ -109,6 +112,15 @@ class ModelFeatures:
         self.capturable = capturable
         self._encoder, self.settings, self.normalise = encoder, settings, settings["normalise"]
         self._projection = None if settings["width"] is None else _RandomReLU(settings["width"], settings["seed"])
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a kernel of a model cannot be pickled, nor can a detector on it. Use detector.save(path) and "
+            "onefold.load(path, model=…)."
+        )
+
+    def __deepcopy__(self, memo: object) -> "ModelFeatures":
+        return self  # it does not change, and the model is the user's
 
     def encode(self, x: Batch) -> Float[Tensor, "n d"]:
         """What the model makes of a batch, in float32, where the batch lies."""
@@ -133,6 +145,20 @@ class ModelFeatures:
 
     def diag(self, x: Batch) -> Float[Tensor, " n"]:
         return self.features(x).square().sum(1)
+
+
+def _check_model(net: object) -> None:
+    if isinstance(net, nn.Module | ExportedProgram):
+        return
+    name = type(net).__name__
+    if hasattr(net, "features") and callable(net):
+        raise InputError(f"the model is a kernel already ({name}). Pass it to the detector as it is.")
+    module = type(net).__module__.partition(".")[0]
+    hint = {
+        "sklearn": "Fit the detector on what its transform() returns, or use onefold.sklearn.OnefoldDetector.",
+        "keras": "Fit the detector on the features that it predicts.",
+    }.get(module, "Pass a torch.nn.Module or a torch.export program.")
+    raise InputError(f"the model is not a PyTorch model ({name}). {hint}")
 
 
 class _RandomReLU:

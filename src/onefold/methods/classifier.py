@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_choice
 from onefold.distil.augment import UNIFORMS, Chain, augment
 from onefold.errors import InputError
 from onefold.inputs import as_labels, as_tensor, named
@@ -67,10 +68,8 @@ def _labels_of(x: ArrayLike) -> Tensor:
 
 
 def check_augmentation(kind: Augmentation) -> Augmentation:
-    """Refuse an augmentation that there is not."""
-    if kind not in CHAINS:
-        raise InputError(f"augment is one of {', '.join(CHAINS)}, not {kind!r}")
-    return kind
+    """Return the name of an augmentation, if there is one of that name."""
+    return check_choice(kind, "augment", tuple(CHAINS))
 
 
 def augmented(reader: Reader, kind: Augmentation) -> Callable[[Any, Tensor], Any] | None:

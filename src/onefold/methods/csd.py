@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from onefold.arguments import check_choice, check_instance, check_number
 from onefold.detector import EXAMINED, Detector, Exports
 from onefold.diagnosis import Finding, agreement, convergence, familiarity
 from onefold.distil import (
@@ -75,19 +76,15 @@ class CSD(Detector, Exports):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if augment is not None and not 0 <= augment <= 1:
-            raise InputError(f"augment is a share between 0 and 1, not {augment}")
-        if score not in SCORES:
-            raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, Kernel)
         if centred and not (kernel is None or isinstance(kernel, ModelFeatures)):
             raise InputError("a kernel that is handed in is used as it is; centre its features yourself")
         self.kernel = kernel
-        self.augment = None if augment is None else float(augment)
+        self.augment = None if augment is None else check_number(augment, "augment", 0, 1, closed="both")
         self.centred = None if centred is None else bool(centred)
-        self.score_kind: Score = score
-        self.recipe = recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100)
-        self.architecture = architecture or Architecture()
+        self.score_kind: Score = check_choice(score, "score", SCORES)
+        self.recipe = check_instance(recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100), "recipe", Recipe)
+        self.architecture = check_instance(architecture or Architecture(), "architecture", Architecture)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

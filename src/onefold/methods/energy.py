@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from onefold.arguments import check_number
 from onefold.detector import Detector, Exports
 from onefold.diagnosis import Diagnosis
 from onefold.errors import InputError
@@ -40,10 +41,8 @@ class Energy(Detector, Exports):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 0 < temperature < float("inf"):
-            raise InputError(f"the temperature must be positive, not {temperature}")
         self.kernel = self.logits = kernel if isinstance(kernel, ModelFeatures) else logits(kernel)
-        self.temperature = temperature
+        self.temperature = check_number(temperature, "temperature")
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

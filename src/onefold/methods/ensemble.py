@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from onefold.errors import InputError
+from onefold.arguments import check_choice, check_instance, check_integer
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
 from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
@@ -40,16 +40,12 @@ class DeepEnsemble(Predicts):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if members < 2:
-            raise InputError(f"an ensemble needs at least 2 members, not {members}")
-        if task not in TASKS:
-            raise InputError(f"task is one of {', '.join(TASKS)}, not {task!r}")
         self.kernel = None
-        self.task: Task = task
-        self.members, self.channels, self.hidden = members, channels, hidden
+        self.task: Task = check_choice(task, "task", TASKS)
+        self.members, self.channels, self.hidden = check_integer(members, "members", 2), channels, hidden
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
-        self.recipe = recipe or Recipe(steps=2000)
+        self.recipe = check_instance(recipe or Recipe(steps=2000), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_integer
 from onefold.detector import Detector, Exports
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
@@ -67,10 +68,9 @@ class KNN(Detector, Exports):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 1 <= k <= bank:
-            raise InputError(f"k must be from 1 to the size of the bank, not {k}")
         check_kernel(kernel, FeatureKernel)
-        self.kernel, self.k, self.bank = kernel, k, bank
+        self.kernel, self.bank = kernel, check_integer(bank, "bank")
+        self.k = check_integer(k, "k", 1, self.bank)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

@@ -14,7 +14,8 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.utils import vector_to_parameters
 
-from onefold.errors import InputError, MissingExtraError
+from onefold.arguments import check_instance, check_integer, check_number
+from onefold.errors import MissingExtraError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of, train_together
 from onefold.methods.members import Disagreement, MembersScorer, Predicts, check_count, check_disagreement
@@ -70,16 +71,13 @@ class Laplace(Predicts):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 2 <= samples <= 1000:
-            raise InputError(f"a Laplace approximation needs 2 to 1,000 samples, not {samples}")
-        if not 0 < prior_precision < float("inf"):
-            raise InputError(f"the prior precision must be positive, not {prior_precision}")
         self.kernel = None
-        self.samples, self.prior_precision = samples, float(prior_precision)
+        self.samples = check_integer(samples, "samples", 2, 1000)
+        self.prior_precision = check_number(prior_precision, "prior_precision")
         self.channels, self.hidden = channels, hidden
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
-        self.recipe = recipe or Recipe(steps=2000)
+        self.recipe = check_instance(recipe or Recipe(steps=2000), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

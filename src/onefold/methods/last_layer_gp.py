@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_choice, check_integer, check_number
 from onefold.detector import Detector, Exports
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
@@ -16,12 +17,15 @@ from onefold.export import copied
 from onefold.fitted import Fitted
 from onefold.inputs import check_seed, pick_device
 from onefold.kernels import ModelFeatures
+from onefold.kernels.features import MAX_WIDTH
 from onefold.methods.combine import SCORES, Combine, Score, scored
 from onefold.methods.prior import FeatureMap, check_kernel, empty_map, feature_map, generators
 from onefold.nets import finished
 from onefold.reader import Reader
 from onefold.samples import HELD_OUT, learn
 from onefold.types import ArrayLike, FeatureKernel, Scores
+
+WIDTH = 2048
 
 
 class GPScorer(nn.Module):
@@ -62,7 +66,8 @@ class LastLayerGP(Detector, Exports):
     """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
 
     It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
-    would be zero everywhere. `variance` is in the scale of the features, `relative` is the number above, in [0, 1];
+    would be zero everywhere. The features are those of the kernel, by default of a random network with `width` of them
+    (2,048). `variance` is in the scale of the features, `relative` is the number above, in [0, 1];
     `score` as in CSD, with leave-one-out values in the place of held-out samples.
     """
 
@@ -72,26 +77,30 @@ class LastLayerGP(Detector, Exports):
         self,
         kernel: FeatureKernel | None = None,
         *,
-        width: int = 2048,
+        width: int | None = None,
         noise: float = 1e-3,
         score: Score = "combined",
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not isinstance(width, int) or width < 1 or not 0 < noise < float("inf"):
-            raise InputError(f"width and noise must be positive, they are {width} and {noise}")
-        if score not in SCORES:
-            raise InputError(f"score is one of {', '.join(SCORES)}, not {score!r}")
         check_kernel(kernel, FeatureKernel)
-        self.kernel, self.width, self.noise = kernel, width, noise
-        self.score_kind: Score = score
+        self.kernel, self.noise = kernel, check_number(noise, "noise")
+        if kernel is not None and width is not None:
+            raise InputError(
+                "width is the width of the built-in random network, and a kernel was passed. Leave it out; for the "
+                "features of a model use from_model(model, width=…)."
+            )
+        self.width = (
+            None if kernel is not None else check_integer(WIDTH if width is None else width, "width", 1, MAX_WIDTH)
+        )
+        self.score_kind: Score = check_choice(score, "score", SCORES)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 
     def fit(self, x: ArrayLike) -> "LastLayerGP":
         """Learn what is familiar from `x`, unlabelled."""
         learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
-        features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width)
+        features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width or WIDTH)
         width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
         scorer = GPScorer(features, width, self.score_kind)
         finished(scorer, self.device)
@@ -172,6 +181,6 @@ class LastLayerGP(Detector, Exports):
         noise = self.noise * float(weights["count"]) / len(weights["gram"])
         if not math.isclose(about["noise"], noise, rel_tol=1e-6):
             raise ValueError("not the noise of these settings")
-        features, width = empty_map(reader, self.kernel, self.width), len(weights["gram"])
+        features, width = empty_map(reader, self.kernel, self.width or WIDTH), len(weights["gram"])
         with torch.device("meta"):
             return GPScorer(features, width, self.score_kind)

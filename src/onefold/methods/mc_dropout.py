@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_choice, check_instance, check_integer, check_number
 from onefold.errors import InputError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
@@ -93,20 +94,16 @@ class MCDropout(Predicts):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 2 <= samples <= 10_000:
-            raise InputError(f"MC dropout needs 2 to 10,000 samples, not {samples}")
-        if not 0 < rate < 1:
-            raise InputError(f"the dropout rate lies between 0 and 1, not {rate}")
         if not hidden:
             raise InputError("MC dropout needs a hidden layer to drop units of")
-        if task not in TASKS:
-            raise InputError(f"task is one of {', '.join(TASKS)}, not {task!r}")
         self.kernel = None
-        self.samples, self.rate, self.channels, self.hidden = samples, float(rate), channels, hidden
+        self.samples = check_integer(samples, "samples", 2, 10_000)
+        self.rate = check_number(rate, "rate", 0, 1)
+        self.channels, self.hidden = channels, hidden
         self.score_kind: Disagreement = check_disagreement(score)
-        self.task: Task = task
+        self.task: Task = check_choice(task, "task", TASKS)
         self.augment: Augmentation = check_augmentation(augment)
-        self.recipe = recipe or Recipe(steps=2000, lr=3e-4)
+        self.recipe = check_instance(recipe or Recipe(steps=2000, lr=3e-4), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

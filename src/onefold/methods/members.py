@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import check_choice
 from onefold.detector import Detector
 from onefold.errors import InputError
 from onefold.fitted import Fitted
@@ -108,10 +109,8 @@ class Predicts(Detector):
 
 
 def check_disagreement(kind: Disagreement) -> Disagreement:
-    """Refuse a way of disagreeing that there is not."""
-    if kind not in DISAGREEMENTS:
-        raise InputError(f"score is one of {', '.join(DISAGREEMENTS)}, not {kind!r}")
-    return kind
+    """Return the score of a method with members, if there is one of that name."""
+    return check_choice(kind, "score", DISAGREEMENTS)
 
 
 def check_count(members: int, hidden: Sequence[int], weights: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
+from onefold.arguments import check_instance
 from onefold.detector import Detector, Exports
 from onefold.export import copied
 from onefold.fitted import Fitted
@@ -48,7 +49,7 @@ class RND(Detector, Exports):
     ) -> None:
         self.kernel = None
         self.channels, self.hidden, self.target_hidden, self.outputs = channels, hidden, target_hidden, outputs
-        self.recipe = recipe or Recipe(steps=2000, lr=3e-3)
+        self.recipe = check_instance(recipe or Recipe(steps=2000, lr=3e-3), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 

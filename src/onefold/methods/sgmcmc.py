@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from torch import Generator, Tensor, nn
 
 from onefold import store
+from onefold.arguments import check_choice, check_integer, check_number
 from onefold.diagnosis import Finding
-from onefold.errors import InputError
 from onefold.fitted import Fitted
 from onefold.inputs import check_seed, named, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of
@@ -67,22 +67,15 @@ class SGMCMC(Predicts):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if not 2 <= samples <= 1000:
-            raise InputError(f"a chain leaves 2 to 1,000 samples, not {samples}")
-        if sampler not in SAMPLERS:
-            raise InputError(f"sampler is one of {', '.join(SAMPLERS)}, not {sampler!r}")
-        if not 0 < epochs <= MOST_EPOCHS or not 0 <= burn_in <= MOST_EPOCHS:
-            raise InputError(
-                f"a sample takes up to {MOST_EPOCHS:g} epochs, and so may the burn-in, not {epochs}, {burn_in}"
-            )
-        if not 1 <= batch <= LARGEST_BATCH:
-            raise InputError(f"minibatches have 1 to 2²⁴ samples, not {batch}")
-        Dynamics(lr=lr, data=1, momentum=momentum, temperature=temperature)
         self.kernel = None
-        self.samples, self.batch, self.channels, self.hidden = samples, batch, channels, hidden
-        self.sampler: Sampler = sampler
-        self.epochs, self.burn_in = float(epochs), float(burn_in)
-        self.lr, self.momentum, self.temperature = float(lr), float(momentum), float(temperature)
+        self.samples = check_integer(samples, "samples", 2, 1000)
+        self.sampler: Sampler = check_choice(sampler, "sampler", SAMPLERS)
+        self.epochs = check_number(epochs, "epochs", 0, MOST_EPOCHS)
+        self.burn_in = check_number(burn_in, "burn_in", 0, MOST_EPOCHS, closed="both")
+        self.batch = check_integer(batch, "batch", 1, LARGEST_BATCH)
+        self.lr, self.temperature = check_number(lr, "lr"), check_number(temperature, "temperature")
+        self.momentum = check_number(momentum, "momentum", 0, 1, closed="left")
+        self.channels, self.hidden = channels, hidden
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
         self.seed = check_seed(seed)

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from onefold.arguments import check_path
 from onefold.errors import InputError
 from onefold.sources.arrayfiles import NpyFile, open_npz
 from onefold.sources.arrays import ArraySource, NamedSource
@@ -70,6 +71,7 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
 
 
 def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
+    check_path(x)
     text, _, key = os.fspath(x).partition("::")
     path = Path(text) if text.lower().endswith(".npz") and key else Path(x)
     if not path.exists():

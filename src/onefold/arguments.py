@@ -1,0 +1,88 @@
+"""Validation of arguments: the right type, within bounds, or one line that names the argument."""
+
+import math
+import numbers
+import operator
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from onefold.errors import InputError
+
+Choice = TypeVar("Choice", bound=str)
+Instance = TypeVar("Instance")
+
+
+def check_integer(value: Any, name: str, low: int = 1, high: int | None = None) -> int:
+    """Return `value` as an int from `low` to `high`. NumPy's integers are accepted; booleans and text are not."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        integer = operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None or integer < low or (high is not None and integer > high):
+        bounds = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+        raise InputError(f"{name} must be an integer {bounds}, not {_shown(value)}")
+    return integer
+
+
+def check_number(
+    value: Any,
+    name: str,
+    low: float = 0.0,
+    high: float = math.inf,
+    closed: Literal["neither", "left", "both"] = "neither",
+) -> float:
+    """Return `value` as a finite float from the interval of `low` and `high`; `closed` says which bounds are in it."""
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    inside = low < number < high or (closed != "neither" and number == low) or (closed == "both" and number == high)
+    if not (inside and math.isfinite(number)):
+        left, right = "(" if closed == "neither" else "[", "]" if closed == "both" else ")"
+        bounds = (
+            "positive number"
+            if (low, high, closed) == (0, math.inf, "neither")
+            else f"number in {left}{low:g}, {high:g}{right}"
+        )
+        raise InputError(f"{name} must be a {bounds}, not {_shown(value)}")
+    return number
+
+
+def check_sizes(value: Any, name: str) -> tuple[int, ...]:
+    """Return the sizes of layers as a tuple: at most 64 integers from 1 to 2²⁰."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > 64:
+        raise InputError(f"{name} must be at most 64 layer sizes, as (256, 256), not {_shown(value)}")
+    return tuple(check_integer(size, f"every size in {name}", 1, 2**20) for size in value)
+
+
+def check_choice(value: Choice, name: str, choices: Collection[str]) -> Choice:
+    """Return `value` if it is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {_shown(value)}")
+    return value
+
+
+def check_instance(value: Instance, name: str, kind: type[Instance]) -> Instance:
+    """Return `value` if it is of that class."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be a {kind.__name__}, not {_shown(value)}")
+    return value
+
+
+def check_path(path: Any) -> Path:
+    """Return `path` as a Path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path must be text or a path, not {_shown(path)}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"path must be the name of a file, not {_shown(text)}")
+    return Path(path)
+
+
+def _shown(value: Any) -> str:
+    """Return a short, printable form of a wrong value; a large one as its type."""
+    if isinstance(value, str | int | float | None | numbers.Number):
+        text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "an integer of more than 30 digits"
+        return text if len(text) <= 60 else f"{text[:57]}…"
+    return f"a {type(value).__name__}"

@@ -1,6 +1,5 @@
 """One contract over one list of methods, then what each promises beyond it."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -245,31 +244,6 @@ def test_the_score_is_the_one_asked_for() -> None:
     np.testing.assert_array_equal(plain.score(x), plain.variance(x))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [("CSD(score='entropy')", "score is one of combined, variance, relative, not 'entropy'"),
-     ("LastLayerGP(score='entropy')", "score is one of combined, variance, relative, not 'entropy'"),
-     ("MCDropout(augment='blurs')", "augment is one of none, crops, flips, not 'blurs'"),
-     ("Laplace(score='anger')", "score is one of mutual_information, entropy, variance, not 'anger'"),
-     ("distil.Architecture(pairs='some')", "pairs is one of all, random, not 'some'"),
-     ("MCDropout(rate=1.5)", "the dropout rate lies between 0 and 1, not 1.5"),
-     ("Laplace(prior_precision=0.0)", "the prior precision must be positive, not 0.0"),
-     ("DeepEnsemble(score='relative')", "score is one of mutual_information, entropy, variance, not 'relative'"),
-     ("CSD(onefold.nets.nn.Linear(2, 2))",
-      "the kernel is a model: use kernels.from_model(model) for the kernel of its features"),
-     ("LastLayerGP(onefold.kernels.infinite())",
-      "InfiniteMLP is no kernel that can be used here: it needs a call k(x1, x2) and .features, .diag"),
-     ("CSD(object())", "object is no kernel that can be used here: it needs a call k(x1, x2) and .diag"),
-     ("kernels.from_model(onefold.nets.nn.Linear(2, 2)).diag([1, 2])",
-      "a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first"),
-     ("kernels.infinite(1, activation='gelu')", "no closed form for 1 hidden layers of 'gelu', ntk")],
-)  # fmt: skip
-def test_unknown_words_are_refused_without_a_type_checker(call: str, message: str) -> None:
-    code = f"import onefold\ntry:\n    onefold.{call}\nexcept onefold.OnefoldError as e:\n    print(e)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == message
-
-
 def test_context_data_of_the_target_domain_teaches_that_it_is_strange() -> None:
     """Section 3.2, "Finetuning": with unlabelled target data as contexts, the same budget separates it better."""
     x, target = vectors(300, 6), vectors(200, 6, seed=1) * 0.6 + 0.9
@@ -288,7 +262,7 @@ def test_contexts_of_another_shape_or_kind_are_refused() -> None:
         csd.fit(vectors(), context=vectors(10, 4))
     with pytest.raises(InputError, match="augmented contexts are for images"):
         MAKERS["CSD"](augment=0.5).fit(vectors())
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="augment must be"):
         MAKERS["CSD"](augment=2.0)
 
 
@@ -429,7 +403,7 @@ def test_disagreements_by_hand() -> None:
 def test_bad_labels_are_refused(labels: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         MAKERS["DeepEnsemble"]().fit(vectors(), labels)
-    with pytest.raises(InputError, match="at least 2 members"):
+    with pytest.raises(InputError, match="members must be"):
         onefold.DeepEnsemble(1)
 
 

@@ -48,7 +48,7 @@ def test_a_half_life_halves_the_chance() -> None:
     )
     share = [((ages >= 100 * i) & (ages < 100 * (i + 1))).mean() for i in range(4)]
     np.testing.assert_allclose(share, [0.5, 0.25, 0.125, 0.0625], atol=0.02)
-    with pytest.raises(InputError, match="half-life"):
+    with pytest.raises(InputError, match="half_life"):
         Reservoir(5, 0).add(numbers(0, 3), half_life=0)
 
 

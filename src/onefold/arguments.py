@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from onefold.errors import InputError
 
+MAX_SIZE = 2**20
+"""Most units or channels in a layer."""
+
 Choice = TypeVar("Choice", bound=str)
 Instance = TypeVar("Instance")
 
@@ -36,7 +39,10 @@ def check_number(
     closed: Literal["neither", "left", "both"] = "neither",
 ) -> float:
     """Return `value` as a finite float from the interval of `low` and `high`; `closed` says which bounds are in it."""
-    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
     inside = low < number < high or (closed != "neither" and number == low) or (closed == "both" and number == high)
     if not (inside and math.isfinite(number)):
         left, right = "(" if closed == "neither" else "[", "]" if closed == "both" else ")"
@@ -53,7 +59,7 @@ def check_sizes(value: Any, name: str) -> tuple[int, ...]:
     """Return the sizes of layers as a tuple: at most 64 integers from 1 to 2²⁰."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > 64:
         raise InputError(f"{name} must be at most 64 layer sizes, as (256, 256), not {_shown(value)}")
-    return tuple(check_integer(size, f"every size in {name}", 1, 2**20) for size in value)
+    return tuple(check_integer(size, f"every size in {name}", 1, MAX_SIZE) for size in value)
 
 
 def check_choice(value: Choice, name: str, choices: Collection[str]) -> Choice:
@@ -66,17 +72,17 @@ def check_choice(value: Choice, name: str, choices: Collection[str]) -> Choice:
 def check_instance(value: Instance, name: str, kind: type[Instance]) -> Instance:
     """Return `value` if it is of that class."""
     if not isinstance(value, kind):
-        raise InputError(f"{name} must be a {kind.__name__}, not {_shown(value)}")
+        raise InputError(f"{name} must be of class {kind.__name__}, not {_shown(value)}")
     return value
 
 
-def check_path(path: Any) -> Path:
+def check_path(path: Any, name: str = "path") -> Path:
     """Return `path` as a Path."""
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path must be text or a path, not {_shown(path)}")
+        raise InputError(f"{name} must be text or a path, not {_shown(path)}")
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"path must be the name of a file, not {_shown(text)}")
+        raise InputError(f"{name} must be the name of a file, not {_shown(text)}")
     return Path(path)
 
 

@@ -1,6 +1,7 @@
 """The command line: dataclass arguments, one function each, one readable line on bad input."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from onefold.signals import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from onefold.demo import Outcome
+
+BROKEN_PIPE = 141  # exit status of a command that SIGPIPE ends
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,18 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line and return its exit status."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         from onefold import __version__
@@ -236,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command() or 0
     except OnefoldError as error:
         return _fail(str(error), 2)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         again = _onward(command) or "the same command"

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.arguments import MAX_SIZE, check_integer, check_sizes
 from onefold.errors import InputError
 from onefold.fused import Form, fits, pictures, stage
 
@@ -206,7 +207,9 @@ def backbone(
     on a side: without that, a photograph would mean hundreds of millions of weights. Without a generator the network is
     an empty form ("meta") for weights to be loaded into.
     """
-    _check_sizes(channels, hidden, outputs)
+    check_sizes(channels, "channels")
+    check_sizes(hidden, "hidden")
+    check_integer(outputs, "outputs", 1, MAX_SIZE)
     with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
         if len(shape) == 1:
             net = MLP(shape[0], hidden, outputs)
@@ -232,13 +235,6 @@ def finished(net: nn.Module, device: torch.device) -> None:
     """Trained and ready to be used: frozen, on its device, in the layout that computes fastest there in float32."""
     layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last
     net.to(device, memory_format=layout).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
-
-
-def _check_sizes(channels: Sequence[int], hidden: Sequence[int], outputs: int) -> None:
-    """Sizes that a network can have: they may come from a file."""
-    sizes = [*channels, *hidden, outputs]
-    if len(sizes) > 64 or not all(isinstance(n, int) and 0 < n <= 2**20 for n in sizes):
-        raise InputError(f"layer sizes must be whole numbers from 1 to 2²⁰, at most 64 of them, not {sizes[:8]}")
 
 
 class NTKMLP(nn.Module):

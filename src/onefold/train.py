@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
 from onefold import store
-from onefold.arguments import check_integer, check_number
+from onefold.arguments import check_integer, check_number, check_path
 from onefold.errors import FileError, TrainingError
 from onefold.streams import replayed, side_by_side
 from onefold.types import Resumable
@@ -291,7 +291,9 @@ def run(
     if checkpoint is None:
         updates = iter(training)
     else:
-        updates = checkpointed(training, Path(checkpoint), store.fingerprint(training.device.type, *identity))
+        updates = checkpointed(
+            training, check_path(checkpoint, "checkpoint"), store.fingerprint(training.device.type, *identity)
+        )
     for _ in shown(updates, training.recipe.steps, label, show):
         pass
     if not all(p.isfinite().all() for p in training.parameters):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from onefold.arguments import check_choice
+from onefold.arguments import MAX_SIZE, check_choice, check_integer, check_sizes
 from onefold.distil.augment import UNIFORMS
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.loss import PAIRS, Pairs, loss_over
@@ -36,6 +36,9 @@ class Architecture:
     """Which pairs of a minibatch the loss is over: all, or N random ones (Eq. 15 as it stands)."""
 
     def __post_init__(self) -> None:
+        check_sizes(self.channels, "channels")
+        check_sizes(self.hidden, "hidden")
+        check_integer(self.outputs, "outputs", 1, MAX_SIZE)
         check_choice(self.pairs, "pairs", PAIRS)
 
 

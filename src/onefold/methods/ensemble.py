@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from onefold.arguments import check_choice, check_instance, check_integer
+from onefold.arguments import check_choice, check_instance, check_integer, check_sizes
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
 from onefold.methods.members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
@@ -42,7 +42,8 @@ class DeepEnsemble(Predicts):
     ) -> None:
         self.kernel = None
         self.task: Task = check_choice(task, "task", TASKS)
-        self.members, self.channels, self.hidden = check_integer(members, "members", 2), channels, hidden
+        self.members = check_integer(members, "members", 2)
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
         self.recipe = check_instance(recipe or Recipe(steps=2000), "recipe", Recipe)

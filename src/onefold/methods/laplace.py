@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.utils import vector_to_parameters
 
-from onefold.arguments import check_instance, check_integer, check_number
+from onefold.arguments import check_instance, check_integer, check_number, check_sizes
 from onefold.errors import MissingExtraError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import Augmentation, check_augmentation, targets_of, train_together
@@ -74,7 +74,7 @@ class Laplace(Predicts):
         self.kernel = None
         self.samples = check_integer(samples, "samples", 2, 1000)
         self.prior_precision = check_number(prior_precision, "prior_precision")
-        self.channels, self.hidden = channels, hidden
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
         self.recipe = check_instance(recipe or Recipe(steps=2000), "recipe", Recipe)

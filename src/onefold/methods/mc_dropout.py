@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.arguments import check_choice, check_instance, check_integer, check_number
+from onefold.arguments import check_choice, check_instance, check_integer, check_number, check_sizes
 from onefold.errors import InputError
 from onefold.inputs import check_seed, pick_device
 from onefold.methods.classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
@@ -99,7 +99,7 @@ class MCDropout(Predicts):
         self.kernel = None
         self.samples = check_integer(samples, "samples", 2, 10_000)
         self.rate = check_number(rate, "rate", 0, 1)
-        self.channels, self.hidden = channels, hidden
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.score_kind: Disagreement = check_disagreement(score)
         self.task: Task = check_choice(task, "task", TASKS)
         self.augment: Augmentation = check_augmentation(augment)

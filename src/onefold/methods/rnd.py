@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from onefold.arguments import check_instance
+from onefold.arguments import MAX_SIZE, check_instance, check_integer, check_sizes
 from onefold.detector import Detector, Exports
 from onefold.export import copied
 from onefold.fitted import Fitted
@@ -48,7 +48,9 @@ class RND(Detector, Exports):
         device: str = "auto",
     ) -> None:
         self.kernel = None
-        self.channels, self.hidden, self.target_hidden, self.outputs = channels, hidden, target_hidden, outputs
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
+        self.target_hidden = check_sizes(target_hidden, "target_hidden")
+        self.outputs = check_integer(outputs, "outputs", 1, MAX_SIZE)
         self.recipe = check_instance(recipe or Recipe(steps=2000, lr=3e-3), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)

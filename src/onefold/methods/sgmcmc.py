@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Generator, Tensor, nn
 
 from onefold import store
-from onefold.arguments import check_choice, check_integer, check_number
+from onefold.arguments import check_choice, check_integer, check_number, check_path, check_sizes
 from onefold.diagnosis import Finding
 from onefold.fitted import Fitted
 from onefold.inputs import check_seed, named, pick_device
@@ -75,7 +75,7 @@ class SGMCMC(Predicts):
         self.batch = check_integer(batch, "batch", 1, LARGEST_BATCH)
         self.lr, self.temperature = check_number(lr, "lr"), check_number(temperature, "temperature")
         self.momentum = check_number(momentum, "momentum", 0, 1, closed="left")
-        self.channels, self.hidden = channels, hidden
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.score_kind: Disagreement = check_disagreement(score)
         self.augment: Augmentation = check_augmentation(augment)
         self.seed = check_seed(seed)
@@ -117,7 +117,7 @@ class SGMCMC(Predicts):
         if checkpoint is not None:
             known = [self._settings(), targets.values, *named(learned.reservoir.samples).values()]
             identity = store.fingerprint(self.device.type, type(self).__name__, *known)
-            updates = checkpointed(sampling, Path(checkpoint), identity)
+            updates = checkpointed(sampling, check_path(checkpoint, "checkpoint"), identity)
         for _ in shown(updates, sampling.steps, "SG-MCMC", progress):
             pass
         members = Several([posterior.network(theta) for theta in sampling.members])

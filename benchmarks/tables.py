@@ -1,4 +1,4 @@
-"""Write the tables of the README and of the site's pages anew from the committed result files.
+"""Rewrite the tables of the README and of the site from the committed result files.
 
 python benchmarks/tables.py
 """
@@ -285,7 +285,7 @@ HEADLINE = (
 
 
 def shift_headline() -> list[str]:
-    """Means alone, for the README: what others have, best first."""
+    """Return the README's table: mean AUROC of the main methods, best first."""
     sections = shift()[1].sections
     found: dict[str, list[float]] = {}
     for section in sections:
@@ -369,7 +369,7 @@ def _section(section: Section) -> list[str]:
 
 
 Writer = Callable[[], list[str]]
-README: tuple[Writer, ...] = (shift_headline, scoring, demo)
+README: tuple[Writer, ...] = (shift_headline,)
 PAGE: tuple[Writer, ...] = (
     provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agent,
     shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,

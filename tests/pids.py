@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
+def gone(pids: list[int], seconds: float = 300.0) -> bool:
     """Whether all processes end in time."""
     until = time.monotonic() + seconds
     while alive := [pid for pid in pids if running(pid)]:

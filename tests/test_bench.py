@@ -360,13 +360,13 @@ def test_processes_end_with_their_owner(end: signal.Signals, tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"}
     command = [sys.executable, str(script), str(busy)]
     owner = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 6000
     while len(pids := [int(path.name) for path in busy.iterdir()]) < 2:
         assert time.monotonic() < until
         time.sleep(0.05)
     assert all(map(running, pids))
     (os.killpg if end == signal.SIGINT else os.kill)(owner.pid, end)
-    assert owner.wait(60) != 0
+    assert owner.wait(600) != 0
     assert gone(pids, 10.0 if end == signal.SIGKILL else 0.0)
     assert sorted(int(path.name) for path in busy.iterdir() if path.read_text() == "saved") == sorted(pids)
 
@@ -423,7 +423,7 @@ def test_ray_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
         jobs = [(str(tmp_path), number, 3.0) for number in range(4)]
 
         def lose_it() -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             while time.monotonic() < deadline:
                 nodes = {line for path in tmp_path.glob("started-*") for line in path.read_text().split()}
                 if len(nodes) == 2:  # a task runs on it

@@ -136,7 +136,7 @@ def test_the_page_in_a_browser(small_demo: Any, tmp_path: Path) -> None:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
                  f"--user-data-dir={tmp_path / width}", f"--window-size={width},900"]  # fmt: skip
         command = [CHROMIUM, *flags, "--dump-dom", path.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
         assert "<title>true 7 3 false</title>" in done.stdout
 
 

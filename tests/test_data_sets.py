@@ -35,7 +35,7 @@ from onefold.errors import FileError, InputError, OnefoldWarning
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "datasets"
 QUICK = Patience(timeout=20, tries=3, pause=0.001)
-HASTY = Patience(timeout=0.3, tries=3, pause=0.001)  # where a server says nothing
+HASTY = Patience(timeout=1.0, tries=3, pause=0.001)  # where a server says nothing
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -406,12 +406,12 @@ class Web:
         for name, value in headers.items():
             handler.send_header(name, value)
         if behaviour == "hangs":
-            self.over.wait(2)
+            self.over.wait(60)
         handler.end_headers()
         handler.wfile.write(sent)
         handler.wfile.flush()
         if behaviour == "stalls":
-            self.over.wait(2)
+            self.over.wait(60)
         while behaviour == "endless" and not self.over.is_set():
             handler.wfile.write(bytes(2**16))
 

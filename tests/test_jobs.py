@@ -592,10 +592,10 @@ def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path)
     waited = time.monotonic()
     while not part.exists():
         assert process.poll() is None
-        assert time.monotonic() - waited < 120
+        assert time.monotonic() - waited < 600
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out == ""
     assert err == f"onefold: stopped; the same command goes on from {part}, or delete it to begin anew\n"
@@ -654,8 +654,10 @@ def test_freed_memory_is_given_back_while_a_job_runs() -> None:
         high = progress.resident()
         blocks[:] = blocks[::100]
         grown = np.ones(2**23)  # growth, which makes it look
-        time.sleep(1)
-    assert progress.resident() < high + grown.nbytes - 100e6
+        until = time.monotonic() + 60
+        while (freed := high + grown.nbytes - progress.resident()) < 100e6 and time.monotonic() < until:
+            time.sleep(0.1)
+    assert freed > 100e6
 
 
 # Pages of much data

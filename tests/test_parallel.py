@@ -191,7 +191,7 @@ def process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", OnefoldWarning)  # of so short a training
-    place, patience = f"file://{folder}/meeting", timedelta(seconds=60)
+    place, patience = f"file://{folder}/meeting", timedelta(seconds=600)
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=PROCESSES, timeout=patience)
     notes = Notes(folder, rank)
     for name in CASES:

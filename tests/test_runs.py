@@ -213,7 +213,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "onefold.cli", "rl", "train", "-o", str(out), *options]
     environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (out / "progress.csv").exists() or len(Folder(out).rows("progress.csv")) < 180:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -189,12 +189,12 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Sign
     arguments = [sys.executable, "-m", "onefold.cli", "rl", command, *options, "--device", "cpu"]
     environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
     process = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (out / PROGRESS).exists() or len(Folder(out).rows(PROGRESS)) <= before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(sign)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")
     _, frames = networks(out)

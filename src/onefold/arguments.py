@@ -13,7 +13,6 @@ from onefold.errors import InputError
 MAX_SIZE = 2**20
 """Most units or channels in a layer."""
 
-Choice = TypeVar("Choice", bound=str)
 Instance = TypeVar("Instance")
 
 
@@ -62,14 +61,14 @@ def check_sizes(value: Any, name: str) -> tuple[int, ...]:
     return tuple(check_integer(size, f"every size in {name}", 1, MAX_SIZE) for size in value)
 
 
-def check_choice(value: Choice, name: str, choices: Collection[str]) -> Choice:
+def check_choice(value: Any, name: str, choices: Collection[str]) -> Any:
     """Return `value` if it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, not {_shown(value)}")
     return value
 
 
-def check_instance(value: Instance, name: str, kind: type[Instance]) -> Instance:
+def check_instance(value: Any, name: str, kind: type[Instance]) -> Instance:
     """Return `value` if it is of that class."""
     if not isinstance(value, kind):
         raise InputError(f"{name} must be of class {kind.__name__}, not {_shown(value)}")

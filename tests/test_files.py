@@ -345,7 +345,7 @@ def test_without_samples_updates_are_refused_or_forget_no_statistics(folder: Pat
         for detector in (bare, whole):
             detector.update(x)
         assert bare.remembered is None
-        with pytest.raises(InputError, match="saved without samples: it remembers none"):
+        with pytest.raises(InputError, match="no training samples in this detector"):
             bare.neighbours(x)
         measure = "relative" if name.startswith("Last") else "score"
         np.testing.assert_array_equal(getattr(bare, measure)(x), getattr(whole, measure)(x))

@@ -26,6 +26,7 @@ from torch import nn
 import onefold
 from onefold import cli, progress, store
 from onefold.report import score_table, shown
+from onefold.sources import images as image_folder
 
 QUICK = ("--steps", "4", "--device", "cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -681,6 +682,22 @@ def test_a_page_shows_the_strangest_of_many(home: Path, tmp_path: Path, onefold_
         else:
             nearest = detector.neighbours(str(home / data), shown.NEAREST)
             assert found["nearest"] == nearest[strangest].tolist()
+
+
+def test_every_image_is_decoded_once(home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:
+    file, page = tmp_path / "m.onefold", tmp_path / "p.html"
+    assert onefold_("fit", home / "images", "-o", file, *QUICK).status == 0
+    decoded: list[Path] = []
+
+    def counted(path: Path, *arguments: Any) -> Any:
+        decoded.append(path)
+        return decode(path, *arguments)
+
+    decode = image_folder.decode
+    monkeypatch.setattr(image_folder, "decode", counted)
+    assert onefold_("score", file, home / "images", "-o", tmp_path / "s.csv", "--report", page).status == 0
+    assert sorted(path.name for path in decoded) == sorted(path.name for path in (home / "images").rglob("*.png"))
+    assert page_data(page)["nearest"] == onefold.load(file).neighbours(str(home / "images"), shown.NEAREST).tolist()
 
 
 def test_wide_tables_have_fewer_rows_on_a_page(tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:

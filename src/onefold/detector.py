@@ -65,8 +65,15 @@ class Detector(ABC):
         return np.concatenate(list(self.score_batches(x)))
 
     def score_batches(self, x: ArrayLike) -> Iterator[Scores]:
-        """The same batch by batch, for data that does not fit into memory."""
-        yield from self._computed(_score, x)
+        """Yield the scores batch by batch, for data that does not fit into memory."""
+        for _, scores in self.scored_batches(x):
+            yield scores
+
+    def scored_batches(self, x: ArrayLike) -> Iterator[tuple[Batch, Scores]]:
+        """Yield raw batches with their scores; every input is read once."""
+        state = self._fitted()
+        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device):
+            yield raw, self._over(state, _score, raw)
 
     def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05) -> AnyDetector:
         """Set the threshold so that a share `fpr` of familiar inputs raises an alarm.
@@ -123,18 +130,26 @@ class Detector(ABC):
         return diagnosis
 
     def neighbours(self, x: ArrayLike, k: int = 5) -> NDArray[np.int64]:
-        """The k remembered train samples that each input is most like, [N, k] rows of `remembered`, nearest first."""
+        """Return the k stored training samples nearest to each input, [N, k] rows of `remembered`, nearest first."""
+        search = self.neighbour_search(k)
+        return np.concatenate([search(raw) for raw in self._fitted().reader.batches(x)])
+
+    def neighbour_search(self, k: int = 5) -> Callable[[Batch], NDArray[np.int64]]:
+        """Return the function behind `neighbours` for raw batches, as `scored_batches` yields them."""
         state = self._fitted()
         if state.reservoir.samples is None:
-            raise InputError("this detector was saved without samples: it remembers none")
-        k = min(check_integer(k, "k"), len(state.reservoir))
-        known = torch.cat([_unit(state.scorer, batch) for batch in self._prepared(state, state.reservoir.samples)])
-        found = [
-            (_unit(state.scorer, batch) @ known.T).topk(k, dim=1).indices.cpu().numpy()
-            for raw in state.reader.batches(x)
-            for batch in self._prepared(state, raw)
-        ]
-        return np.concatenate(found)
+            raise InputError(
+                "no training samples in this detector (saved with samples=False). Save it with samples=True to use "
+                "neighbours()."
+            )
+        count = min(check_integer(k, "k"), len(state.reservoir))
+        stored = torch.cat([_unit(state.scorer, batch) for batch in self._prepared(state, state.reservoir.samples)])
+
+        def search(raw: Batch) -> NDArray[np.int64]:
+            products = (_unit(state.scorer, batch) @ stored.T for batch in self._prepared(state, raw))
+            return np.concatenate([part.topk(count, dim=1).indices.cpu().numpy() for part in products])
+
+        return search
 
     @property
     def remembered(self) -> Batch | None:

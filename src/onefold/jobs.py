@@ -27,7 +27,7 @@ from onefold.programs import check_takes, picture_for, program
 from onefold.progress import busy, shown, tidied
 from onefold.report.score_page import render
 from onefold.report.score_table import check_table, write_table
-from onefold.report.shown import page_of
+from onefold.report.shown import ShownInputs, most_shown, page_of
 from onefold.sources import ImageFolder, Indexed, Picture, Source, form_of, open_source, split
 from onefold.sources.split import watched
 from onefold.store import write_bytes
@@ -108,7 +108,14 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
     with _called(data):
         with busy("reading"):
             source = open_source(data, form=detector.reader.form, name=data)
-        scores = np.concatenate(list(shown(detector.score_batches(source), _total(source), "scoring", len)))
+        total, parts = _total(source), []
+        collect = report is not None and total is not None and total <= most_shown(detector)
+        inputs = ShownInputs(detector, total or 0) if collect else None
+        for raw, part in shown(detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])):
+            parts.append(part)
+            if inputs is not None:
+                inputs.add(raw)
+        scores = np.concatenate(parts)
         names = source.names if isinstance(source, ImageFolder) else [str(i) for i in range(len(scores))]
         columns: dict[str, Any] = {"name": names, "score": scores}
         if detector.alarm is not None:
@@ -121,7 +128,7 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
         notes.append(f"{flagged} raise an alarm; of as many familiar inputs, about {expected:.0f} would")
     if report is not None:
         with _called(data), busy("drawing the page"):
-            page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped)
+            page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped, inputs=inputs)
             write_bytes(report, render(page).encode())
         notes.append(f"the page: {report}")
     return notes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import onefold
 from onefold.detector import Detector
-from onefold.inputs import batch_slices
+from onefold.inputs import batch_slices, map_batch
 from onefold.provenance import provenance
 from onefold.reader import Prepare, Reader
 from onefold.report.score_page import PIXELS, ScorePage
@@ -25,16 +25,87 @@ FAMILIAR = 20_000  # familiar scores that a page draws
 REMARKABLE = 2.0  # standard deviations, or a category that one in a hundred has
 
 
+class ShownInputs:
+    """What the page shows of inputs: pictures with their nearest training samples, or the cells of a table.
+
+    Args:
+        detector: The detector that scored them; it says how raw batches are read.
+        count: Number of inputs, or more; many pictures are drawn small.
+    """
+
+    def __init__(self, detector: Detector, count: int) -> None:
+        self._reader, self._stored = detector.reader, detector.remembered
+        self._side = min(SIDE, math.isqrt(PIXELS // max(1, count)))
+        self._pictures: list[Any] = []
+        self._nearest: list[Any] = []
+        self._rows: list[Any] = []
+        pictures = self._reader.has_pictures and self._stored is not None
+        self._search = detector.neighbour_search(NEAREST) if pictures else None
+
+    def add(self, raw: Batch) -> None:
+        """Take in a raw batch."""
+        if self._reader.has_pictures:
+            self._pictures.append(pictures_of(self._reader, map_batch(Tensor.cpu, raw), self._side))
+            if self._search is not None:
+                self._nearest.append(self._search(raw))
+        elif isinstance(self._reader.form, Table):
+            assert isinstance(raw, Tensor)
+            self._rows.append(raw.cpu().numpy())
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a ScorePage."""
+        if self._pictures:
+            fields: dict[str, Any] = {"pictures": np.concatenate(self._pictures)}
+            if self._stored is not None:
+                fields |= {
+                    "familiar_pictures": pictures_of(self._reader, self._stored),
+                    "nearest": np.concatenate(self._nearest),
+                }
+            return fields
+        if self._rows and isinstance(self._reader.form, Table):
+            codes = np.concatenate(self._rows)
+            columns, values = texts_of(self._reader.form, codes)
+            standout = self._reader.form.standout(codes)
+            return {"columns": columns, "values": values, "standout": np.where(standout >= REMARKABLE, standout, 0.0)}
+        return {}
+
+
+def most_shown(detector: Detector) -> int:
+    """Return how many inputs a page shows at most."""
+    table = detector.reader.form
+    return min(SHOWN, max(100, CELLS // len(table.columns))) if isinstance(table, Table) else SHOWN
+
+
 def page_of(
-    detector: Detector, source: Source, names: list[str], scores: Scores, *, title: str, notes: list[str]
+    detector: Detector,
+    source: Source,
+    names: list[str],
+    scores: Scores,
+    *,
+    title: str,
+    notes: list[str],
+    inputs: ShownInputs | None = None,
 ) -> ScorePage:
-    """What the page shows: the strangest inputs, what they look like, and what is familiar beside them."""
-    alarm, table = detector.alarm, detector.reader.form
-    most = min(SHOWN, max(100, CELLS // len(table.columns))) if isinstance(table, Table) else SHOWN
+    """Return the page of scored data: the inputs with the largest scores, and what is familiar beside them.
+
+    Args:
+        detector: The detector that scored the data.
+        source: The data, read again for what the page shows if `inputs` is None.
+        names: Name of each input.
+        scores: Score of each input.
+        title: Title of the page.
+        notes: Lines under the title.
+        inputs: All inputs as the page shows them, if they were collected while they were scored.
+    """
+    alarm, most = detector.alarm, most_shown(detector)
     order = np.sort(np.argsort(-scores, kind="stable")[:most])
     if len(order) < len(scores):
         notes = [*notes, f"the page shows the {len(order):,} strangest of {len(scores):,}"]
-    rows = source if len(order) == len(scores) else picked(source, order)
+        inputs = None
+    if inputs is None:
+        inputs = ShownInputs(detector, len(order))
+        for raw in detector.reader.batches(source if len(order) == len(scores) else picked(source, order)):
+            inputs.add(raw)
     return ScorePage(
         title=title,
         method=type(detector).__name__,
@@ -50,28 +121,8 @@ def page_of(
             "date": str(provenance(detector.device)["date"]),
             "data": title,
         },
-        **_looks(detector, rows, len(order)),
+        **inputs.fields(),
     )
-
-
-def _looks(detector: Detector, rows: Source, count: int) -> dict[str, Any]:
-    """Pictures of images with their nearest familiar ones, or the cells of a table."""
-    reader, remembered = detector.reader, detector.remembered
-    if reader.has_pictures:
-        side = min(SIDE, math.isqrt(PIXELS // count))
-        looks: dict[str, Any] = {
-            "pictures": np.concatenate([pictures_of(reader, raw, side) for raw in reader.batches(rows)])
-        }
-        if remembered is not None:
-            looks["familiar_pictures"] = pictures_of(reader, remembered)
-            looks["nearest"] = detector.neighbours(rows, NEAREST)
-        return looks
-    if isinstance(reader.form, Table):
-        codes = np.concatenate([np.asarray(raw) for raw in reader.batches(rows)])
-        columns, values = texts_of(reader.form, codes)
-        standout = reader.form.standout(codes)
-        return {"columns": columns, "values": values, "standout": np.where(standout >= REMARKABLE, standout, 0.0)}
-    return {}
 
 
 def _thinned(ordered: Scores) -> Scores:

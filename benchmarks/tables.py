@@ -98,20 +98,40 @@ def demo() -> list[str]:
     return rows
 
 
+COMMANDS = {
+    "agent.json": "python benchmarks/agent.py",
+    "column.json": "python benchmarks/column.py",
+    "demo.json": "make demo",
+    "detectors.json": "python benchmarks/detectors.py",
+    "environments.json": "python benchmarks/environments.py",
+    "environments_two_cores.json": "python benchmarks/environments.py",
+    "fit.json": "python benchmarks/fit.py",
+    "growth.json": "python benchmarks/growth.py",
+    "scoring_cpu.json": "python benchmarks/scoring.py",
+    "scoring_gpu.json": "python benchmarks/scoring.py",
+    "stages.json": "python benchmarks/stages.py",
+    "toy.json": "onefold toy",
+    "ablation": "onefold bench ablate",
+    "bonuses": "python benchmarks/bonuses.py",
+    "shift": "onefold bench run --preset paper",
+}
+
+
 def provenance() -> list[str]:
-    """Every result file, or folder of them, and what it says about its making."""
+    """Every result file, or folder of them, what it says about its making, and the command that writes it."""
     rows, notes = [], []
     for path in sorted(RESULTS.iterdir(), key=lambda path: (path.is_dir(), path.name)):
         files = [path] if path.is_file() else sorted(path.rglob("*.json"))
         made = [found for file in files if "commit" in (found := json.loads(file.read_text("utf-8")))]
         name = f"`{path.name}`" if path.is_file() else f"`{path.name}/`, {len(made)} file{'s'[: len(made) > 1]}"
         days, machines, torches = (_all_of(made, part) for part in ("date", "device", "torch"))
-        rows.append([name, days, _all_of(made, "commit"), f"{machines}, {_all_of(made, 'cores')} cores", torches])
+        machine = f"{machines}, {_all_of(made, 'cores')} cores"
+        rows.append([name, days, _all_of(made, "commit"), machine, torches, f"`{COMMANDS[path.name]}`"])
         notes += [
             f"{name}: {note}." for note in sorted({found["commit_note"] for found in made if "commit_note" in found})
         ]
     listed = ["", "What files say about their commit:", "", *(f"- {note}" for note in notes)] if notes else []
-    return [*grid(["in `results/`", "date", "commit", "machine", "torch"], rows, words=5), *listed]
+    return [*grid(["in `results/`", "date", "commit", "machine", "torch", "command"], rows, words=6), *listed]
 
 
 def _all_of(made: Sequence[dict[str, Any]], part: str) -> str:
@@ -128,6 +148,21 @@ def toy() -> list[str]:
         f"On the line, for {queries} queries known beforehand, the variance is off by {100 * error:.1f} % on average."
     )
     return [*grid(["compared on the plane", "rank correlation"], rows), "", note]
+
+
+def shift_fit() -> list[str]:
+    """Time to fit on fashion_mnist, of the units that had the machine to themselves."""
+    units = [unit for unit in shift()[0].units if unit.id == "fashion_mnist" and unit.alone]
+    times = {name: [unit.cost["fit_s"] for unit in units if unit.method == name] for name in FITTED}
+    longest = median(times[FITTED[0]])
+    rows = [
+        [METHODS[name].title, f"{median(seconds):.1f}", str(len(seconds)), f"{longest / median(seconds):.1f} ×"]
+        for name, seconds in times.items()
+    ]
+    return grid(["method", "fit, s (median)", "units", f"less than {METHODS[FITTED[0]].title}"], rows)
+
+
+FITTED = ("ens15", "ens3", "csd", "csd_aug", "csd_post_hoc")
 
 
 def growth() -> list[str]:
@@ -236,6 +271,44 @@ def agent() -> list[str]:
 AGENT = (("update_ms", 2), ("act_ms", 2), ("set_up_s", 1))
 
 
+def environments() -> list[str]:
+    """Frames per second of vector environments, by machine and number of environments."""
+    files = [result("environments_two_cores"), result("environments")]
+    rows = [
+        [
+            f"{file['cores']}",
+            f"{row['environments']}",
+            *(f"{row['frames_per_second'][key]:,.0f}" for key in ENVIRONMENTS),
+            f"{row['workers_over_async']:.2f} ×",
+        ]
+        for file in files
+        for row in file.get("rows", [file])
+    ]
+    heads = ["cores", "environments", "one environment", "AsyncVectorEnv", "onefold", "onefold / AsyncVectorEnv"]
+    return grid(heads, rows, 0)
+
+
+ENVIRONMENTS = ("one environment", "AsyncVectorEnv", "Workers")
+
+
+def stages() -> list[str]:
+    """Times of the fused network stages and of cuDNN's."""
+    rows = [
+        [
+            name,
+            *(f"{times[f'{way}_us']:.0f}" for way in STAGES),
+            *(f"{times[f'speed_up{part}']:.1f} ×" for part in PARTS),
+        ]
+        for name, times in result("stages")["stages"].items()
+    ]
+    heads = ["stage", "fused, µs", "cuDNN, µs", "fused with gradients, µs", "cuDNN with gradients, µs"]
+    return grid([*heads, "speed-up", "speed-up with gradients"], rows)
+
+
+STAGES = ("fused", "cudnn", "fused_with_gradients", "cudnn_with_gradients")
+PARTS = ("", "_with_gradients")
+
+
 def data() -> list[str]:
     """How many images the units of the benchmark were fitted and tested on."""
     sizes = {unit.id: (f"{unit.train:,}", f"{unit.tested[unit.id]:,}") for unit in shift()[0].units}
@@ -274,8 +347,8 @@ def shift_auroc() -> list[str]:
     return _by_set(Column("auroc", "AUROC", digits=1))
 
 
-def shift_foreign() -> list[str]:
-    return _by_set(Column("auroc_foreign", "AUROC, foreign", digits=1))
+def shift_other_sets() -> list[str]:
+    return _by_set(Column("auroc_foreign", "AUROC, other sets", digits=1))
 
 
 HEADLINE = (
@@ -335,7 +408,7 @@ def _ours(method: str) -> bool:
 
 
 def shift_differences() -> list[str]:
-    """CSD on the classifier, the form that the claim is about, less every rival: all strange sets, foreign ones."""
+    """CSD on the classifier, the form that the claim is about, less every rival: all OOD sets, other sets."""
     sections = [*shift()[1].sections, shift()[1].average]
     cells: dict[str, list[str]] = {}
     for section in sections:
@@ -352,11 +425,12 @@ def less(ours: Row, rival: Row, figure: str) -> Difference | None:
 
 def shift_sets() -> list[str]:
     """All figures, set by set, each in a box that opens."""
-    found: list[str] = []
-    for section in shift()[1].shown:
-        found += [f'??? note "{title_of(section)}"', ""]
-        found += [f"    {line}".rstrip() for line in _section(section)]
-    return found[:-1]
+    return [line for section in shift()[1].shown for line in folded(title_of(section), _section(section))][:-1]
+
+
+def folded(title: str, rows: Sequence[str]) -> list[str]:
+    """Return the rows in a box that opens."""
+    return [f'??? note "{title}"', "", *(f"    {line}".rstrip() for line in "\n".join(rows).split("\n"))]
 
 
 def _section(section: Section) -> list[str]:
@@ -369,12 +443,24 @@ def _section(section: Section) -> list[str]:
 
 
 Writer = Callable[[], list[str]]
-README: tuple[Writer, ...] = (shift_headline,)
-PAGE: tuple[Writer, ...] = (
-    provenance, data, toy, demo, detectors, scoring, growth, fit, column, ablation, bonuses, agent,
-    shift_units, shift_auroc, shift_foreign, shift_differences, shift_sets,
-)  # fmt: skip
-PAGES = {"README.md": README, "docs/results.md": PAGE, "docs/limits.md": (small,)}
+PAGES: dict[str, tuple[Writer, ...]] = {
+    "README.md": (shift_headline,),
+    "docs/results/index.md": (provenance, data),
+    "docs/results/detection.md": (
+        shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
+        detectors, ablation, demo, toy,
+    ),
+    "docs/results/exploration.md": (bonuses, agent, stages, environments),
+    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
+    "docs/limits.md": (small,),
+}  # fmt: skip
+FOLDS = {
+    "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",
+    "shift_other_sets": "AUROC over the three other sets alone",
+    "shift_differences": "CSD-Aug on the classifier less each rival",
+    "shift_units": "Seeds that were run",
+    "stages": "Fused network stages",
+}  # tables in a box that opens, and its title
 
 
 def filled(text: str, name: str, tables: Iterable[Writer]) -> str:
@@ -383,7 +469,9 @@ def filled(text: str, name: str, tables: Iterable[Writer]) -> str:
         begin, end = f"<!-- {table.__name__} -->\n", f"\n<!-- end of {table.__name__} -->"
         pattern = re.compile(f"({re.escape(begin)}).*?({re.escape(end)})", re.DOTALL)
         assert pattern.search(text), f"{name} has no place for the table {table.__name__}"
-        text = pattern.sub(lambda found, table=table: found[1] + "\n".join(table()) + found[2], text)
+        title, rows = FOLDS.get(table.__name__), table()
+        new = "\n".join(folded(title, rows) if title else rows)
+        text = pattern.sub(lambda match, new=new: match[1] + new + match[2], text)
     return text
 
 

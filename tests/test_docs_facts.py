@@ -126,21 +126,22 @@ def tables() -> ModuleType:
 
 
 def test_tables_are_those_of_the_result_files(tables: ModuleType) -> None:
-    assert "docs/results.md" in tables.PAGES
+    assert {f"docs/results/{path.name}" for path in (DOCS / "results").iterdir()} <= set(tables.PAGES)
     for name, writers in tables.PAGES.items():
         text = (ROOT / name).read_text("utf-8")
         assert text == tables.filled(text, name, writers), f"{name} is not up to date: python benchmarks/tables.py"
 
 
 def test_a_changed_figure_would_be_noticed(tables: ModuleType) -> None:
-    text = (DOCS / "results.md").read_text("utf-8")
+    name = "docs/results/detection.md"
+    text = (ROOT / name).read_text("utf-8")
     changed = re.sub(r"(\| RND \| )\d+\.\d+", r"\g<1>12.34", text, count=1)
     assert changed != text
-    assert tables.filled(changed, "docs/results.md", tables.PAGE) == text
+    assert tables.filled(changed, name, tables.PAGES[name]) == text
 
 
 def test_the_words_about_the_benchmark_hold(tables: ModuleType) -> None:
-    """What docs/results.md says under "What they say", and docs/limits.md of kNN and LastLayerGP."""
+    """What docs/results/detection.md says under "Findings", and docs/limits.md of kNN and LastLayerGP."""
     table = tables.shift()[1]
     rows = {s.name: {(r.method, r.extra): r for r in s.rows} for s in [*table.sections, table.average]}
 
@@ -182,9 +183,11 @@ def test_the_words_about_the_benchmark_hold(tables: ModuleType) -> None:
 
 
 def test_results_name_every_file_seed_and_what_the_data_are() -> None:
-    text = (DOCS / "results.md").read_text("utf-8")
+    text = (DOCS / "results" / "index.md").read_text("utf-8")
     for path in (ROOT / "results").iterdir():
-        assert f"`{path.name}`" in text or f"`{path.name}/`" in text, f"docs/results.md does not mention {path.name}"
+        assert f"`{path.name}`" in text or f"`{path.name}/`" in text, (
+            f"docs/results/index.md does not mention {path.name}"
+        )
     assert "`kmnist_10k` is not KMNIST" in text
 
 
@@ -216,6 +219,7 @@ def test_every_claim_of_the_comparison_says_where_to_look() -> None:
 
 def test_pages_have_no_dead_code_names() -> None:
     """`onefold.…` in backticks on these pages can be imported."""
-    for page in ("maths", "limits", "results", "comparison"):
-        for path in re.findall(r"`(onefold(?:\.\w+)+)", (DOCS / f"{page}.md").read_text("utf-8")):
+    pages = [*(DOCS / f"{name}.md" for name in ("maths", "limits", "comparison")), *(DOCS / "results").iterdir()]
+    for page in pages:
+        for path in re.findall(r"`(onefold(?:\.\w+)+)", page.read_text("utf-8")):
             assert named(path) is not None

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -180,6 +181,34 @@ def test_the_words_about_the_benchmark_hold(tables: ModuleType) -> None:
     assert round(lead(table.average.name, "gp_post_hoc", "auroc_clipped")[0], 1) == 1.9
     assert round(lead(table.average.name, "gp_post_hoc", "auroc")[0], 1) == 0.3
     assert min(auroc("mnist", method, "auroc_foreign") for method in ("csd_post_hoc", "gp_post_hoc", "knn")) >= 99.98
+
+
+def test_the_words_about_times_hold() -> None:
+    """What docs/results/cost.md and exploration.md say beside the tables."""
+    cost, exploration = (
+        " ".join((DOCS / "results" / f"{name}.md").read_text("utf-8").split()) for name in ("cost", "exploration")
+    )
+
+    def result(name: str) -> dict[str, Any]:
+        return json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
+
+    times = result("column")["times"]
+    steps = 4000 / result("column")["steps"] - 1
+    alone, compiled = (
+        times[way]["all_s"] + steps * times[way]["steps_s"] for way in ("one after another", "together, compiled")
+    )
+    assert f"{compiled:.0f} s compiled and {alone:.0f} s one after another" in cost
+    assert alone / compiled < 2
+    csd = [result(f"shift/units/csd/fashion_mnist/seed{seed}")["cost"]["fit_s"] for seed in range(3)]
+    assert f"{max(csd):.1f} s instead of {sorted(csd)[1]:.1f} s for CSD" in cost
+    rate = result("agent")["loop"]["frames_per_second"]
+    assert f"five million frames take {5e6 / rate / 60:.1f} minutes" in exploration
+    assert f"missed by {1 - rate / (5e6 / 600):.0%}".replace("%", " %") in exploration
+    assert result("environments")["frames_per_second"]["Workers"] > 3 * rate
+    ratios = [
+        stage[key] for stage in result("stages")["stages"].values() for key in ("speed_up", "speed_up_with_gradients")
+    ]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times less time than cuDNN's" in exploration
 
 
 def test_results_name_every_file_seed_and_what_the_data_are() -> None:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import nn
 
 import onefold
 from onefold import cli, progress, store
+from onefold.errors import OnefoldWarning, warn
 from onefold.report import score_table, shown
 from onefold.sources import images as image_folder
 
@@ -255,13 +257,14 @@ def test_help_of_every_verb(onefold_: Cli) -> None:
 
 
 def test_names_are_quoted_and_many_rows_are_quick(tmp_path: Path) -> None:
-    odd = ['a "b", c', "=1+1", "new\nline", "caf\u00e9", "half\ud83d"]
+    odd = ['a "b", c', "=1+1", "caf\u00e9", "half\ud83d", "new\nline\rand\x1b[2J"]
     names, scores = odd + ["plain"] * 199_995, np.linspace(-1, 1, 200_000) / 3
     started = time.process_time()
     score_table.write_table(tmp_path / "s.csv", {"name": names, "score": scores, "is_ood": scores > 0})
     assert time.process_time() - started < 5
     table = read_scores(tmp_path / "s.csv")
-    assert table["name"][:5].tolist() == [*odd[:4], "half\\ud83d"]
+    assert table["name"][:5].tolist() == [*odd[:3], "half\\ud83d", r"new\u000aline\u000dand\u001b[2J"]
+    assert len((tmp_path / "s.csv").read_text().splitlines()) == 200_001, "a row is a line"
     np.testing.assert_array_equal(table["score"], scores)
     np.testing.assert_array_equal(table["is_ood"], scores > 0)
 
@@ -383,6 +386,41 @@ def test_folders_without_images_are_refused(tmp_path: Path, onefold_: Cli) -> No
     one_line(onefold_("fit", tmp_path / "empty", *out), "has no images")
     one_line(onefold_("fit", tmp_path / "broken", *out), "none of its 2 images can be read", "more than 64,000,000")
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "broken"}
+
+
+def test_escape_sequences_in_names_do_not_reach_the_terminal(
+    fitted: Path, home: Path, tmp_path: Path, onefold_: Cli
+) -> None:
+    nasty = "\x1b[31m\x9b2J\r\n"
+    folder = tmp_path / f"f{nasty}"
+    folder.mkdir()
+    (folder / f"a{nasty}.png").write_bytes(b"no image")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr(f"b{nasty}.npy", b"")
+        archive.writestr("c.npy", b"")
+    (tmp_path / "t.csv").write_text("age,town\n1,Ulm\n2\n")
+    (tmp_path / "t.csv").rename(tmp_path / f"t{nasty}.csv")
+    escaped = r"\u001b[31m\u009b2J\u000d\u000a"
+    for data, words in {
+        folder: f"none of its 1 images can be read (a{escaped}.png",
+        tmp_path / "a.npz": f"found: b{escaped}, c",
+        tmp_path / f"t{nasty}.csv": f"t{escaped}.csv, line 3",
+        tmp_path / f"n{nasty}.csv": f"n{escaped}.csv does not exist",
+    }.items():
+        done = onefold_("fit", data, "-o", tmp_path / "m.onefold", *QUICK)
+        one_line(done, words)
+        assert done.err[:-1].isprintable()
+    (folder / "b.png").write_bytes((home / "images" / "000.png").read_bytes())
+    done = onefold_("score", fitted, folder, "-o", tmp_path / f"s{nasty}.csv")
+    assert f"1 scored: {tmp_path}/s{escaped}.csv\n" in done.out
+    assert f"named in {tmp_path}/s{escaped}.csv.skipped.txt\n" in done.out
+    done = onefold_("score", fitted, folder, "-o", folder / "b.png" / f"x{nasty}" / "s.csv")
+    one_line(done, "a file is in the place of its folder")
+    with pytest.raises(onefold.OnefoldError) as caught:
+        onefold.load(tmp_path / f"m{nasty}.onefold")
+    assert f"m{escaped}.onefold" in str(caught.value)
+    with pytest.warns(OnefoldWarning, match=re.escape(f"x{escaped}")):
+        warn(f"x{nasty}")
 
 
 def test_tables_of_other_columns_are_refused(home: Path, tmp_path: Path, onefold_: Cli) -> None:

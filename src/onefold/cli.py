@@ -12,7 +12,7 @@ import tyro
 
 from onefold.bench.command import Bench
 from onefold.data.command import Data
-from onefold.errors import OnefoldError, plain_warnings
+from onefold.errors import OnefoldError, plain_warnings, visible
 from onefold.report.command import Report
 from onefold.rl.command import RL
 from onefold.signals import terminated_as_interrupted
@@ -54,7 +54,7 @@ class Demo:
         write_bytes(out / "index.html", render(result, outcomes, data, "CSD-Aug").encode())
         console = Console()
         console.print(_table(outcomes))
-        console.print(f"The page: [bold]{out / 'index.html'}[/bold]", highlight=False, soft_wrap=True)
+        _say(f"The page: {out / 'index.html'}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Toy:
         print("Rank correlation on the plane:")
         for pair, value in summary["plane"]["rank_correlation"].items():
             print(f"  {value:6.3f}  {pair}")
-        print(f"Figures: {out / 'toy_1d.png'}, {out / 'toy_2d.png'}")
+        _say(f"Figures: {out / 'toy_1d.png'}, {out / 'toy_2d.png'}")
 
 
 def _option(metavar: str, default: str = "optional") -> Any:
@@ -138,9 +138,9 @@ class Fit:
 
         job = jobs.FitJob(**{field.name: getattr(self, field.name) for field in fields(self)})
         detector, notes = jobs.fit(job)
-        print("\n".join(notes))
+        _say(*notes)
         detector.diagnose()
-        print(f"The detector: {self.out}")
+        _say(f"The detector: {self.out}")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Score:
         from onefold import jobs
 
         notes = jobs.score(self.detector, self.data, self.out, model=self.model, report=self.report, device=self.device)
-        print("\n".join(notes))
+        _say(*notes)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Export:
         from onefold import jobs
 
         jobs.export(self.detector, self.out, self.model)
-        print(f"Exported: {self.out}")
+        _say(f"Exported: {self.out}")
 
 
 Command = (
@@ -291,10 +291,15 @@ def _stopped(command: Any) -> str:
     return f"stopped; the same command goes on from {part}, or delete it to begin anew"
 
 
+def _say(*lines: str) -> None:
+    """Print lines that may hold names of files."""
+    print(*map(visible, lines), sep="\n")
+
+
 def _fail(message: str, status: int) -> int:
     for argument, option in OPTIONS.items():
         message = message.replace(argument, option)
-    print(f"onefold: {message}", file=sys.stderr)
+    print(f"onefold: {visible(message)}", file=sys.stderr)
     return status
 
 

@@ -1,14 +1,26 @@
 """What can go wrong, by name. Every message is one line that says what was found and what to do."""
 
 import contextlib
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+# Controls, direction marks and overrides, and halves of surrogate pairs: what a name can hide or turn around with.
+UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return the text on one line, with everything that is invisible or that a terminal acts on written as \\uXXXX."""
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
 
 class OnefoldError(Exception):
-    """Base of every error that onefold raises on purpose."""
+    """Base of every error that onefold raises on purpose. Its text is safe to print: names in it may be strangers'."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class InputError(OnefoldError, ValueError):
@@ -51,7 +63,7 @@ def warn(message: str) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "onefold":
             ours = level
         frame = frame.f_back
-    warnings.warn(message, OnefoldWarning, stacklevel=ours + 1)
+    warnings.warn(visible(message), OnefoldWarning, stacklevel=ours + 1)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from onefold.errors import visible
+
 if TYPE_CHECKING:
     from onefold.data.download import Watch
 
@@ -45,7 +47,7 @@ class Fetch:
         for name in self.names:
             with _bar() as watch:
                 note = fetch(name, data_dir(self.data_dir), watch, catalogue=CATALOGUE)
-            print(note)
+            print(visible(note))
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ class Listing:
         folder = data_dir(self.data_dir)
         there = {name: human(sum(map(_size, paths))) for name, paths in found(folder).items()}
         about = {name: known.about for name, known in CATALOGUE.items()}
-        print(f"Image sets in {folder}")
+        print(visible(f"Image sets in {folder}"))
         width = max(map(len, {**about, **there}))
         for name in (*about, *(name for name in there if name not in about)):
             state = there.get(name, "not there")
             print(f"  {name:{width}}  {state:>10}  {about.get(name, 'put there by hand')}")
         if absent := [name for name in about if name not in there]:
             option = "" if self.data_dir is None else f" --data-dir {folder}"
-            print(f"Get more with: onefold data fetch {' '.join(absent)}{option}")
+            print(visible(f"Get more with: onefold data fetch {' '.join(absent)}{option}"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from onefold.errors import InputError
+from onefold.errors import InputError, visible
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Report:
     def __call__(self) -> None:
         found = (_runs if _holds_runs(self.results) else _benchmark)(self.results)
         for line in found.skipped:
-            print(f"left out: {line}", file=sys.stderr)
+            print(f"left out: {visible(line)}", file=sys.stderr)
         if self.json:
             import json
 
@@ -46,10 +46,8 @@ class Report:
             out = self.results / "report" if self.out is None else self.out
             with Console(stderr=True).status("Drawing"):
                 page, *tables = found.write(out)
-            print(
-                f"The page: {page}\nTables: {', '.join(map(str, tables))}\nPlots: {out / PLOTS}",
-                file=sys.stderr if self.json else sys.stdout,
-            )
+            lines = [f"The page: {page}", f"Tables: {', '.join(map(str, tables))}", f"Plots: {out / PLOTS}"]
+            print(*map(visible, lines), sep="\n", file=sys.stderr if self.json else sys.stdout)
 
 
 class _Found(NamedTuple):

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 from markupsafe import Markup
 
-from onefold.errors import InputError
+from onefold.errors import InputError, visible
 
 SHEET = 2048  # pixels along a side of a sheet of thumbnails: what a phone can still decode
 PIXELS = 16_000_000  # in all sheets of one kind; larger pictures are shrunk to fit
@@ -24,9 +23,6 @@ BLOCK = 8  # JPEG's blocks: cells of whole blocks do not bleed into their neighb
 COLUMNS = 24  # columns in the table; a row, once opened, shows all of them
 DECADES = 1.5  # scores that span more are drawn on a logarithmic axis
 DEPTH = 9.0  # decades of a logarithmic axis at most; smaller scores are drawn at its left end
-
-# Controls, direction marks and overrides, and halves of surrogate pairs: what a name can hide or turn around with.
-UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +70,6 @@ def render(page: ScorePage) -> str:
         script_hash=_hash(script),
         data=Markup(_inert_json(_content(page))),
     )
-
-
-def visible(text: str) -> str:
-    """The text with everything that cannot be seen, or that turns what follows around, written out as \\uXXXX."""
-    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _source(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onefold.errors import InputError, MissingExtraError
+from onefold.errors import InputError, MissingExtraError, visible
 from onefold.store import write_bytes
 
 CHUNK = 65536  # rows that are written as text at once
@@ -23,14 +23,9 @@ def check_table(path: Path) -> None:
 
 
 def write_table(path: Path, columns: dict[str, Any]) -> None:
-    """Write columns of equal length, `name` among them, whole or not at all."""
-    columns = {**columns, "name": [_encodable(name) for name in columns["name"]]}
+    """Write columns of equal length, `name` among them, whole or not at all; names as the page shows them."""
+    columns = {**columns, "name": [visible(name) for name in columns["name"]]}
     write_bytes(path, _parquet(columns) if path.suffix == ".parquet" else b"".join(_csv(columns)))
-
-
-def _encodable(name: str) -> str:
-    """A file's name can hold bytes that are no text."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _csv(columns: dict[str, Any]) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from pyarrow import parquet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from onefold.errors import InputError, NotEnoughMemoryError, OnefoldWarning
+from onefold.errors import InputError, MissingExtraError, NotEnoughMemoryError, OnefoldWarning
 from onefold.sources import (
     FAR,
     ArraySource,
@@ -611,7 +611,10 @@ def test_columns_of_no_use_are_left_out_with_a_warning() -> None:
         "nothing": ["", None] * 100,
         "letter": list("ab") * 100,
     }
-    with pytest.warns(OnefoldWarning, match=r"'id' \(nearly every value is different\); 'nothing' \(no values\)"):
+    with pytest.warns(
+        OnefoldWarning,
+        match=r"the table: columns left out: 'id' \(nearly every value is different\); 'nothing' \(no values\)",
+    ):
         table = Table.learn([rows])
     assert table.ignored == ("id", "nothing")
     assert [column.name for column in table.columns] == ["letter"]
@@ -626,7 +629,7 @@ def test_columns_of_no_use_are_left_out_with_a_warning() -> None:
     with pytest.raises(InputError, match="nested values"):
         Table.learn([{"x": [{"a": 1}]}])
     for nothing in ([], [{}], [{"x": []}]):
-        with pytest.raises(InputError, match="no column"):
+        with pytest.raises(InputError, match=r"^the table: has no rows$"):
             Table.learn(nothing)
 
 
@@ -763,7 +766,8 @@ def test_csv_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("a,b\n", "no column"),
+        ("a,b\n", r"/x\.csv: has no rows$"),
+        ("a\nNA\n\n", r"/x\.csv: has no column that can be used: 'a' \(no values\)$"),
         ("1.5,2\n3,4\n", "first row is numbers"),
         ("a,b,a\n1,2,3\n", "2 columns of the name 'a'"),
         (",a\n0,1\n", "column 1 has no name"),
@@ -836,12 +840,18 @@ def test_parquet_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.M
     refused(path, "damaged")
     path.write_bytes(content[:4] + bytes(1000) + content[1004:])
     refused(path, "damaged")
+    for groups in (0, 1):
+        with parquet.ParquetWriter(path, pa.schema({"a": pa.int64()})) as writer:
+            for _ in range(groups):
+                writer.write_table(pa.table({"a": pa.array([], pa.int64())}))
+        refused(path, r"/x\.parquet: has no rows$")
     path.write_bytes(content)
     monkeypatch.setattr("onefold.sources.parquetrows.available", lambda _: 100)
     with pytest.raises(NotEnoughMemoryError, match="smaller row groups"):
         open_source(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(path, r'pip install "onefold\[tables\]"')
+    with pytest.raises(MissingExtraError, match=r"pip install 'onefold\[tables\]'"):
+        open_source(path)
 
 
 def test_data_frames() -> None:

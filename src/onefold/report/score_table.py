@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from onefold.errors import InputError, MissingExtraError, visible
+from onefold.errors import InputError, visible
+from onefold.sources.parquetrows import import_parquet
 from onefold.store import write_bytes
 
 CHUNK = 65536  # rows that are written as text at once
@@ -19,7 +20,7 @@ def check_table(path: Path) -> None:
     if path.suffix not in (".csv", ".parquet"):
         raise InputError(f"{path.name}: scores are written as .csv or .parquet")
     if path.suffix == ".parquet":
-        _pyarrow()
+        import_parquet()
 
 
 def write_table(path: Path, columns: dict[str, Any]) -> None:
@@ -44,15 +45,9 @@ def _texts(values: np.ndarray) -> list[str]:
 
 
 def _parquet(columns: dict[str, Any]) -> bytes:
-    pyarrow = _pyarrow()
+    parquet = import_parquet()
+    import pyarrow
+
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError('.parquet needs one more package: pip install "onefold[tables]"') from None
-    return pyarrow

@@ -8,7 +8,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from onefold.errors import InputError, OnefoldError
+from onefold.errors import InputError, MissingExtraError, OnefoldError
 from onefold.memory import available, human, require
 from onefold.sources.parquetpages import pages
 from onefold.sources.tables import MOST_COLUMNS
@@ -44,10 +44,7 @@ class ParquetRows:
                 )
 
     def _open(self, **options: Any) -> Any:
-        try:
-            from pyarrow import parquet
-        except ImportError:
-            raise InputError('Parquet files need pyarrow: pip install "onefold[tables]"') from None
+        parquet = import_parquet()
         return self._try(lambda: parquet.ParquetFile(self.path, **options))
 
     def _try(self, action: Any) -> Any:
@@ -104,6 +101,15 @@ class ParquetRows:
         return widest + fixed
 
 
+def import_parquet() -> Any:
+    """Return the module pyarrow.parquet, or raise an error that names the extra."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("Parquet files need pyarrow: pip install 'onefold[tables]'") from None
+    return parquet
+
+
 def _leaves(file: Any) -> list[Any]:
     """The columns of a file, those of nested ones apart."""
     return [file.metadata.schema.column(i) for i in range(file.metadata.num_columns)]
@@ -111,9 +117,8 @@ def _leaves(file: Any) -> list[Any]:
 
 def _chunk_sizes(file: IO[bytes], chunk: Any) -> tuple[int, float]:
     """Bytes of a column chunk's largest page and its dictionary, and of a text on the average of the widest page."""
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-        start = chunk.dictionary_page_offset
+    offsets = (chunk.data_page_offset, chunk.dictionary_page_offset if chunk.has_dictionary_page else 0)
+    start = min(offset for offset in offsets if offset > 0)  # a chunk without rows has no data page
     dictionary, largest, widest = 0, 0, 0.0
     for page in pages(file, start, chunk.total_compressed_size):
         if page.is_dictionary:

@@ -27,7 +27,7 @@ class TableFile:
     def __init__(self, path: Path, table: Table | None = None) -> None:
         self.path = path
         self._rows: Iterable[Chunk] = ParquetRows(path) if path.suffix.lower() == ".parquet" else CsvRows(path)
-        self.table = table or Table.learn(self._rows)
+        self.table = table or Table.learn(self._rows, str(path))
 
     def batches(self, size: int) -> Iterator[Float64[Tensor, "n c"]]:
         empty = True
@@ -57,7 +57,7 @@ class TableFrame:
         commonest, count = Counter(self._names).most_common(1)[0]
         if count > 1:
             raise InputError(f"{name} has {count} columns of the name {commonest!r}")
-        self.table = table or Table.learn(_FrameRows(self))
+        self.table = table or Table.learn(_FrameRows(self), name)
 
     def __len__(self) -> int:
         return len(self.frame)

@@ -69,8 +69,8 @@ class Table:
             raise InputError("the table has two columns of the same name")
 
     @classmethod
-    def learn(cls, chunks: Iterable[Chunk]) -> "Table":
-        """Learn the columns from chunks of rows, which are gone through once or twice.
+    def learn(cls, chunks: Iterable[Chunk], name: str = "the table") -> "Table":
+        """Learn the columns from chunks of rows, which are gone through once or twice. `name` is for error messages.
 
         Memory is bounded by one chunk, so hand in something that can be iterated again, as a list or a source; the
         chunks of a mere iterator are all kept.
@@ -78,21 +78,23 @@ class Table:
         if isinstance(chunks, Iterator):
             chunks = list(chunks)
         moments: dict[str, Moments] = {}
+        rows = 0
         for chunk in chunks:
+            rows += max(map(len, chunk.values()), default=0)
             moments = moments or {name: Moments() for name in chunk}
             _check_names(chunk, set(moments), optional=set())
-            for name, values in chunk.items():
-                moments[name].add(values)
-        if not moments:
-            raise InputError("the table has no columns")
-        tallies = {name: Tally() for name, moment in moments.items() if not moment.is_number}
+            for column, values in chunk.items():
+                moments[column].add(values)
+        if not rows:
+            raise InputError(f"{name}: has no rows")
+        tallies = {column: Tally() for column, moment in moments.items() if not moment.is_number}
         for chunk in chunks if tallies else ():
-            for name, tally in tallies.items():
-                _tally(tally, name, chunk[name])
-        return cls._assemble(moments, tallies)
+            for column, tally in tallies.items():
+                _tally(tally, column, chunk[column])
+        return cls._assemble(moments, tallies, name)
 
     @classmethod
-    def _assemble(cls, moments: dict[str, Moments], tallies: dict[str, Tally]) -> "Table":
+    def _assemble(cls, moments: dict[str, Moments], tallies: dict[str, Tally], table: str) -> "Table":
         columns: list[Column] = []
         left_out: dict[str, str] = {}
         for name, moment in moments.items():
@@ -109,9 +111,9 @@ class Table:
                 columns.append(_category_column(name, tally))
         about = "; ".join(f"{name!r} ({why})" for name, why in left_out.items())
         if not columns:
-            raise InputError(f"the table has no column that can be used: {about}")
+            raise InputError(f"{table}: has no column that can be used: {about}")
         if left_out:
-            warn(f"columns left out: {about}")
+            warn(f"{table}: columns left out: {about}")
         return cls(tuple(columns), tuple(left_out))
 
     def codes(self, chunk: Chunk, first_row: int = 1) -> Float64[np.ndarray, "n c"]:

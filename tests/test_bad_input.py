@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch import Generator, Tensor, nn
 
@@ -56,6 +57,19 @@ def learned(x: Any) -> tuple[Reader, Tensor]:
 def test_what_is_not_numbers_is_refused(x: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         learned(x)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dok", "lil", "dia", "bsr"])
+def test_sparse_matrices_are_refused_in_one_line(form: str) -> None:
+    x = vectors() * (vectors() > 0)
+    detector = onefold.KNN().fit(x)
+    for sparse in (scipy.sparse.csr_matrix(x).asformat(form), scipy.sparse.csr_array(x).asformat(form)):
+        message = rf"^x: a sparse {type(sparse).__name__} is not supported\. Pass x\.toarray\(\)\.$"
+        for take in (onefold.KNN().fit, detector.score, detector.calibrate):
+            with pytest.raises(InputError, match=message):
+                take(sparse)
+        with pytest.raises(InputError, match="y is a"):
+            onefold.DeepEnsemble().fit(x, sparse)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def form_of(source: Source) -> Form | None:
 def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if isinstance(x, Source):
         return x
+    if hasattr(x, "toarray"):  # of SciPy and of what follows it; some have neither a length nor items
+        raise InputError(f"{name}: a sparse {type(x).__name__} is not supported. Pass {name}.toarray().")
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return TableFrame(x, form if isinstance(form, Table) else None, name)
     if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):

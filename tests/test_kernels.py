@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError
-from onefold.kernels import empirical_ntk, from_model, infinite, last_layer
+from onefold.kernels import empirical_ntk, from_model, infinite, last_layer, logits
 from onefold.nets import MLP, NTKMLP, backbone
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "ntk.json").read_text())
@@ -165,6 +166,51 @@ def test_from_model_takes_several_inputs_and_dicts(generator: Generator) -> None
     )
     with pytest.raises(InputError, match=r"different lengths: \[5, 6\]"):
         from_model(net).features((image, code[:5]))
+
+
+class Tail(nn.Module):
+    """Arguments that have defaults, and any others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, image: Tensor, scale: float = 1.0, **_: Tensor) -> Tensor:
+        return self.out(image * scale)
+
+
+def test_samples_with_other_keys_than_the_model_takes_are_refused_by_name(generator: Generator) -> None:
+    image, code, label = (
+        torch.randn(6, 3, generator=generator),
+        torch.randint(5, (6,), generator=generator),
+        torch.zeros(6),
+    )
+    one, two, free = nn.Sequential(nn.Linear(3, 2)), TwoInputs(), ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(one.eval(), (image,), dynamic_shapes=free)
+    for make, x, message in (
+        (one, {"input": image, "label": label}, "Sequential.forward: takes no 'label', the samples have the keys"),
+        (one, {"image": image, "label": label}, "If 'input' is to be a tensor, give it the key 'input', and leave out"),
+        (two, {"image": image, "codes": code}, "TwoInputs.forward: takes no 'codes' and needs 'code', the samples"),
+        (two, {"image": image}, "TwoInputs.forward: needs 'code', the samples have the keys 'image'. Give"),
+        (program, {"input": image, "label": label}, "the exported model: takes no 'label', the samples have"),
+    ):
+        for kernel in (from_model, logits):
+            with pytest.raises(InputError, match=re.escape(message)) as caught:
+                kernel(make).features(x)
+            assert "\n" not in str(caught.value)
+    expected = one[0](image).detach()
+    torch.testing.assert_close(logits(program).features({"input": image}), expected)
+    tail = Tail()
+    torch.testing.assert_close(logits(tail).features({"image": image, "label": label}), tail(image).detach())
+
+
+def test_exported_models_are_given_named_samples_by_name(generator: Generator) -> None:
+    net, batch = TwoInputs().eval(), torch.export.Dim("batch")
+    image, code = torch.randn(6, 3, generator=generator), torch.randint(5, (6,), generator=generator)
+    program = torch.export.export(net, (image, code), dynamic_shapes=({0: batch}, {0: batch}))
+    expected = net(image, code).detach()
+    for x in ({"image": image, "code": code}, {"code": code, "image": image}, (image, code)):
+        torch.testing.assert_close(logits(program).features(x), expected)
 
 
 def photograph(net: nn.Module) -> tuple:

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
-from onefold.errors import LayerError
+from onefold.errors import InputError, LayerError
 from onefold.inputs import batch_tensors, map_batch
 from onefold.types import Batch
+
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @contextmanager
@@ -35,9 +37,42 @@ def call(net: nn.Module, x: Batch) -> Any:
         return net(x)
     if not isinstance(x, Mapping):
         return net(*x)
-    parameters = list(inspect.signature(net.forward).parameters.values())
-    whole = len(parameters) == 1 and parameters[0].name not in x and parameters[0].kind != parameters[0].VAR_KEYWORD
-    return net(x) if whole else net(**x)
+    parameters = inspect.signature(net.forward).parameters
+    name, kinds = next(iter(parameters), ""), {parameter.kind for parameter in parameters.values()}
+    any_key = inspect.Parameter.VAR_KEYWORD in kinds
+    if len(parameters) != 1 or name in x or any_key:
+        takes = {key: p.default is inspect.Parameter.empty for key, p in parameters.items() if p.kind in KEYWORDS}
+        _check_keys(f"{type(net).__name__}.forward", takes | (dict.fromkeys(x, False) if any_key else {}), x)
+        return net(**x)
+    try:
+        return net(x)
+    except (TypeError, AttributeError) as error:  # what a tensor's functions raise for a dict
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise InputError(
+            f"{type(net).__name__}.forward: failed on samples that are dicts with the keys {_listed(x)} ({reason}). "
+            f"If {name!r} is to be a tensor, give it the key {name!r}, and leave out the other keys."
+        ) from error
+
+
+def program_inputs(program: GraphModule, x: Batch) -> list[Tensor]:
+    """The tensors of a batch in the order in which an exported program takes them: by name where the names are its."""
+    takes = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
+    if isinstance(x, Mapping) and (len(x) != len(takes) or set(x) == set(takes)):
+        _check_keys("the exported model", dict.fromkeys(takes, True), x)
+        return [x[key] for key in takes]
+    return batch_tensors(x)
+
+
+def _check_keys(name: str, takes: Mapping[str, bool], x: Mapping[str, Tensor]) -> None:
+    """Refuse keys that a model does not take, and the lack of those that it needs (True in `takes`)."""
+    extra = [key for key in x if key not in takes]
+    absent = [key for key, needed in takes.items() if needed and key not in x]
+    if extra or absent:
+        problems = [f"takes no {_listed(extra)}"] * bool(extra) + [f"needs {_listed(absent)}"] * bool(absent)
+        raise InputError(
+            f"{name}: {' and '.join(problems)}, the samples have the keys {_listed(x)}. "
+            "Give each sample the keys that the model takes, and no others."
+        )
 
 
 def to_model(net: nn.Module, x: Batch) -> Batch:
@@ -109,7 +144,7 @@ def cut_program(program: ExportedProgram, layer: str | None) -> Callable[[Any], 
 
     def encode(x: Batch) -> Tensor:
         with torch.no_grad():
-            return graph_module(*batch_tensors(to_model(graph_module, x))).flatten(1)
+            return graph_module(*program_inputs(graph_module, to_model(graph_module, x))).flatten(1)
 
     return encode
 
@@ -178,3 +213,7 @@ def _first_tensor(value: Any) -> Tensor | None:
         return value
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return next((found for item in items if (found := _first_tensor(item)) is not None), None)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

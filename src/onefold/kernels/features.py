@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.arguments import check_integer
@@ -19,6 +20,7 @@ from onefold.kernels.borrow import (
     first_dense,
     flattened,
     last_linear,
+    program_inputs,
     run_model,
     tap,
     to_model,
@@ -98,7 +100,8 @@ def logits(net: nn.Module | ExportedProgram) -> "ModelFeatures":
     settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
     if isinstance(net, ExportedProgram):
         module = net.module()
-        return ModelFeatures(lambda x: flattened(module(*batch_tensors(to_model(module, x)))), settings)
+        assert isinstance(module, GraphModule)
+        return ModelFeatures(lambda x: flattened(module(*program_inputs(module, to_model(module, x)))), settings)
     return ModelFeatures(lambda x: run_model(net, x), settings)
 
 

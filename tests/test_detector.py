@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ import pytest
 import torch
 from test_methods import LABELLED, MAKERS, SHORT, SMALL, fit, pictures, vectors
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from users_models import ResNet, TextClassifier, regressor
 
 import onefold
@@ -256,6 +266,71 @@ def test_the_same_data_in_every_wrapping_gives_the_same_scores(name: str, tmp_pa
         labels = (np.arange(60) % 3,) if name in LABELLED and label in ("npy", "npz", "loader") else ()
         detector = MAKERS[name]().fit(wrapped, *labels)
         np.testing.assert_allclose(detector.score(wrapped), want, rtol=1e-4, atol=1e-6, err_msg=label)
+
+
+class Stream(IterableDataset):
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.x)
+
+
+class Backwards:
+    """Batches of a user's own, the last sample first."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield list(range(59, 29, -1))
+        yield list(range(29, -1, -1))
+
+
+def test_loaders_in_another_order_warn_where_the_order_matters() -> None:
+    data, detector = Pairs(vectors(60)), MAKERS["DeepEnsemble"](task="regression").fit(vectors(60), np.arange(60.0))
+    whole = Pairs(data.x.reshape(3, 20, 5))  # its items are batches
+    shuffled = DataLoader(data, 20, shuffle=True, generator=torch.Generator().manual_seed(0))
+    verbs = ("score", "pvalue", "is_ood", "neighbours", "predict", "probabilities")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "(signal|familiarity): ", OnefoldWarning)
+        onefold.KNN().fit(shuffled)
+        detector.calibrate(shuffled)
+        detector.diagnose(shuffled, show=False)
+        for loader in (DataLoader(data, 20), DataLoader(whole, batch_size=None), data, data.x):
+            for verb in verbs:
+                getattr(detector, verb)(loader)
+        detector.score(DataLoader(Stream(data.x), 20))
+    message = (
+        "^x: the DataLoader shuffles or has a sampler .* Pass the data set itself, or a DataLoader with shuffle=False"
+    )
+    for loader in (
+        shuffled,
+        DataLoader(data, 20, sampler=SubsetRandomSampler(range(30))),
+        DataLoader(data, 20, sampler=range(59, -1, -1)),
+        DataLoader(data, batch_sampler=Backwards()),  # pyright: ignore[reportArgumentType]
+        DataLoader(whole, batch_size=None, shuffle=True),
+        DataLoader(data, 20, num_workers=2, in_order=False),
+    ):
+        with pytest.warns(OnefoldWarning, match=message):
+            assert next(detector.score_batches(loader)).shape in ((20,), (30,))
+    for verb in verbs:
+        with pytest.warns(OnefoldWarning, match=message):
+            getattr(detector, verb)(shuffled)
+    gp = onefold.LastLayerGP(width=64).fit(data.x)
+    for verb in (gp.variance, gp.relative):
+        with pytest.warns(OnefoldWarning, match=message):
+            verb(shuffled)
+
+
+@pytest.mark.parametrize("labels", [(), (np.arange(60) % 3,)])
+def test_labels_cannot_be_matched_with_a_loader_that_shuffles(labels: tuple[Any, ...]) -> None:
+    data = Pairs(vectors(60))
+    for sampler in (RandomSampler(data), SubsetRandomSampler(range(60)), WeightedRandomSampler([1.0] * 60, 60)):
+        for loader in (
+            DataLoader(data, 16, sampler=sampler),
+            DataLoader(data, batch_sampler=BatchSampler(sampler, 16, drop_last=False)),
+        ):
+            with pytest.raises(InputError, match=r"^x: the DataLoader shuffles, so labels cannot be matched"):
+                MAKERS["DeepEnsemble"]().fit(loader, *labels)
 
 
 def test_images_larger_than_the_budget_are_read_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,10 @@ class Detector(ABC):
         """A scorer without weights, for the weights of a file."""
 
     def score(self, x: ArrayLike) -> Scores:
-        """What inputs are ranked by, one number each; bigger is stranger."""
+        """What inputs are ranked by, one number each; bigger is stranger.
+
+        Scores are in the order of `x`; a DataLoader that shuffles gives its own order, with a warning.
+        """
         return np.concatenate(list(self.score_batches(x)))
 
     def score_batches(self, x: ArrayLike) -> Iterator[Scores]:
@@ -72,7 +75,7 @@ class Detector(ABC):
     def scored_batches(self, x: ArrayLike) -> Iterator[tuple[Batch, Scores]]:
         """Yield raw batches with their scores; every input is read once."""
         state = self._fitted()
-        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device):
+        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True):
             yield raw, self._over(state, _score, raw)
 
     def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05) -> AnyDetector:
@@ -82,7 +85,7 @@ class Detector(ABC):
         distribution; it needs at least 1/fpr − 1 samples.
         """
         check_rate(fpr)
-        scores = self.score(x_val)
+        scores = self._gathered(_score, x_val, ordered=False)
         alarm = Alarm(scores, fpr, self.seed, self.resolution)
         diagnosis = Diagnosis(tuple(self._likeness(self._fitted(), scores)))
         self._alarm = alarm
@@ -123,7 +126,7 @@ class Detector(ABC):
         state = self._fitted()
         findings = [*self._checks(state), *self._information(state)]
         if x_val is not None:
-            findings += self._likeness(state, self.score(x_val))
+            findings += self._likeness(state, self._gathered(_score, x_val, ordered=False))
         diagnosis = Diagnosis(tuple(findings))
         if show:
             print(diagnosis)
@@ -132,7 +135,7 @@ class Detector(ABC):
     def neighbours(self, x: ArrayLike, k: int = 5) -> NDArray[np.int64]:
         """Return the k stored training samples nearest to each input, [N, k] rows of `remembered`, nearest first."""
         search = self.neighbour_search(k)
-        return np.concatenate([search(raw) for raw in self._fitted().reader.batches(x)])
+        return np.concatenate([search(raw) for raw in self._fitted().reader.batches(x, ordered=True)])
 
     def neighbour_search(self, k: int = 5) -> Callable[[Batch], NDArray[np.int64]]:
         """Return the function behind `neighbours` for raw batches, as `scored_batches` yields them."""
@@ -262,13 +265,15 @@ class Detector(ABC):
             with torch.no_grad():
                 yield state.prepare(map_batch(lambda t: t.to(self.device), part))
 
-    def _gathered(self, function: Callable[[Any, Any], Tensor], x: ArrayLike) -> Scores:
-        return np.concatenate(list(self._computed(function, x)))
+    def _gathered(self, function: Callable[[Any, Any], Tensor], x: ArrayLike, *, ordered: bool = True) -> Scores:
+        return np.concatenate(list(self._computed(function, x, ordered=ordered)))
 
-    def _computed(self, function: Callable[[Any, Any], Tensor], x: ArrayLike) -> Iterator[Scores]:
+    def _computed(
+        self, function: Callable[[Any, Any], Tensor], x: ArrayLike, *, ordered: bool = True
+    ) -> Iterator[Scores]:
         """function(scorer, prepared batch) over all of `x`, on the detector's device, without gradients."""
         state = self._fitted()
-        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device):
+        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=ordered):
             yield self._over(state, function, raw)
 
     def _at_once(self, state: Fitted) -> int:

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Generator, Tensor, nn
 
-from onefold.errors import InputError
+from onefold.errors import InputError, warn
 from onefold.inputs import batch_slices, map_batch, named
-from onefold.sources import Form, Picture, Table, form_from_json, form_to_json, open_source
+from onefold.sources import Form, LoaderSource, Picture, Table, form_from_json, form_to_json, open_source
 from onefold.sources.encode import TableEncoder
 from onefold.types import ArrayLike, Batch
 
@@ -73,10 +73,21 @@ class Reader:
         return self if self.dtypes.get("x") == "uint8" else replace(self, low=low, high=high)
 
     def batches(
-        self, x: ArrayLike, name: str = "x", size: int | None = None, device: torch.device | None = None
+        self,
+        x: ArrayLike,
+        name: str = "x",
+        size: int | None = None,
+        device: torch.device | None = None,
+        *,
+        ordered: bool = False,
     ) -> Iterator[Batch]:
-        """Raw, checked batches of later data, on `device`."""
+        """Raw, checked batches of later data, on `device`. `ordered` warns of data that comes in another order."""
         source = open_source(x, form=self.form, name=name)
+        if ordered and isinstance(source, LoaderSource) and not source.keeps_order:
+            warn(
+                f"{name}: the DataLoader shuffles or has a sampler of its own, so results come in another order than "
+                "that of its data set. Pass the data set itself, or a DataLoader with shuffle=False and no sampler."
+            )
         most = self.batch_size if size is None else size
         for given in source.batches(most):
             for raw in batch_slices(given, most):

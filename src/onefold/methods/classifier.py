@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader
 
 from onefold.arguments import check_choice
 from onefold.distil.augment import UNIFORMS, Chain, augment
@@ -15,7 +16,7 @@ from onefold.errors import InputError
 from onefold.inputs import as_labels, as_tensor, named
 from onefold.reader import Reader
 from onefold.samples import Learned
-from onefold.sources import open_source
+from onefold.sources import LoaderSource, open_source
 from onefold.train import Draws, Loss, Recipe, Training, run
 from onefold.types import ArrayLike
 
@@ -46,6 +47,11 @@ class Targets(NamedTuple):
 
 def targets_of(x: ArrayLike, y: ArrayLike | None, n: int, task: Task, device: torch.device) -> Targets:
     """What to learn: whole numbers 0, 1, 2 … are classes unless task="regression"; a Dataset brings its own."""
+    if isinstance(x, DataLoader) and LoaderSource(x).shuffles:
+        raise InputError(
+            "x: the DataLoader shuffles, so labels cannot be matched with samples. Pass its data set, or a DataLoader "
+            "with shuffle=False: the training shuffles by itself."
+        )
     given = as_tensor(_labels_of(x) if y is None else y, "y")
     fractions = given.is_floating_point() and not torch.equal(given, given.round())
     if task == "regression" or (task == "auto" and fractions):

@@ -102,7 +102,7 @@ class Predicts(Detector):
 
     def _said(self, x: ArrayLike) -> Iterator[NDArray[np.float64]]:
         state = self._fitted()
-        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device):
+        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True):
             for batch in self._prepared(state, raw):
                 with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
                     yield state.scorer.outputs(batch).cpu().numpy()  # pyright: ignore[reportCallIssue]

@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from onefold.errors import InputError
 from onefold.inputs import as_array, as_tensor
@@ -16,6 +24,8 @@ from onefold.sources.arrays import named_tensors
 from onefold.sources.base import check_index, check_size, spans
 from onefold.sources.decode import to_bytes
 from onefold.types import Batch
+
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class DatasetSource:
@@ -52,14 +62,32 @@ class DatasetSource:
 class LoaderSource:
     """A DataLoader: its batches as they come, whatever size is asked for. Of a batch [x, y, …] only x is used.
 
-    Samples, and so scores, come in the order in which the loader gives them: a loader that shuffles gives another one
-    each time.
+    Samples, and so scores, come in the order in which the loader gives them.
     """
 
-    def __init__(self, loader: Iterable[Any], name: str = "x") -> None:
-        _refuse_one_shot(getattr(loader, "dataset", None), name)
+    def __init__(self, loader: DataLoader[Any], name: str = "x") -> None:
+        _refuse_one_shot(loader.dataset, name)
         self.loader = loader
         self._name = name
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether samples come in the order of the data set; a stream has no order but its own."""
+        batches, sampler = self._samplers
+        usual = batches is None or type(batches) is BatchSampler
+        stream = isinstance(self.loader.dataset, IterableDataset)
+        return self.loader.in_order and (stream or (usual and isinstance(sampler, SequentialSampler)))
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether samples come in another order in each pass."""
+        return any(isinstance(sampler, SHUFFLING) for sampler in self._samplers)
+
+    @property
+    def _samplers(self) -> tuple[Any, Any]:
+        """The sampler of batches, if there is one, and that of samples."""
+        batches = self.loader.batch_sampler
+        return batches, getattr(batches, "sampler", self.loader.sampler)
 
     def labels(self) -> Tensor | None:
         """The second entries of all batches, if they have any; in the loader's order, so it must not shuffle."""

@@ -633,6 +633,21 @@ def test_columns_of_no_use_are_left_out_with_a_warning() -> None:
             Table.learn(nothing)
 
 
+def test_paths_of_images_in_a_column_are_warned_of_by_name(tmp_path: Path) -> None:
+    few, many = [f"photos/{i % 8}.JPG" for i in range(600)], [f"{i % 150}.png" for i in range(600)]
+    others = {"kind": ["jpg", "png"] * 300, "logo": ["", "a.png", "none", "none"] * 150, "n": list(range(600))}
+    with pytest.warns(OnefoldWarning, match=r"^the table: column 'photo', 'again': paths of images .* drop the column"):
+        table = Table.learn([{"photo": few, "again": many, **others}])
+    assert [column.kind for column in table.columns] == ["category"] * 4 + ["number"]
+    (tmp_path / "x.csv").write_text("photo,n\n" + "\n".join(f"{text},1" for text in few))
+    with pytest.warns(OnefoldWarning, match=r"/x\.csv: column 'photo': "):
+        form = form_of(open_source(tmp_path / "x.csv"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Table.learn([others])
+        open_source(tmp_path / "x.csv", form=form)
+
+
 def test_only_the_most_frequent_categories_are_told_apart() -> None:
     values = [f"{i:03}" for i in range(100) for _ in range(4 if i in (7, 99) else 2)]
     (column,) = Table.learn([{"x": [f"c{value}" for value in values]}]).columns

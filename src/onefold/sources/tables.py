@@ -10,6 +10,7 @@ from jaxtyping import Float64
 
 from onefold.errors import InputError, warn
 from onefold.sources.counts import MOST_CATEGORIES, Moments, Tally
+from onefold.sources.images import SUFFIXES
 from onefold.sources.values import Chunk, NotANumberError, to_numbers, to_text, to_texts
 
 UNSEEN = -1.0
@@ -114,6 +115,11 @@ class Table:
             raise InputError(f"{table}: has no column that can be used: {about}")
         if left_out:
             warn(f"{table}: columns left out: {about}")
+        if paths := [column.name for column in columns if _names_images(column)]:
+            warn(
+                f"{table}: column {_listed(paths)}: paths of images are learned as categories, and the images are not "
+                "read. Pass the folder of the images, or drop the column."
+            )
         return cls(tuple(columns), tuple(left_out))
 
     def codes(self, chunk: Chunk, first_row: int = 1) -> Float64[np.ndarray, "n c"]:
@@ -159,6 +165,13 @@ def _category_column(name: str, tally: Tally) -> Column:
     common = tally.commonest()
     texts, shares = tuple(text for text, _ in common), tuple(count / tally.count for _, count in common)
     return Column(name, "category", texts, missing=tally.missing, frequencies=shares)
+
+
+def _names_images(column: Column) -> bool:
+    """Whether most values of a column are names of image files."""
+    shares = zip(column.categories, column.frequencies, strict=True)
+    images = math.fsum(share for text, share in shares if text.lower().endswith(tuple(SUFFIXES)))
+    return images > 0.5 * math.fsum(column.frequencies)
 
 
 def _code(column: Column, values: Any, first_row: int) -> Float64[np.ndarray, " n"]:

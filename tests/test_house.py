@@ -1,11 +1,13 @@
 """Project-wide rules: import layers, public names, import cost, no pickle."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import onefold
@@ -76,6 +78,24 @@ def test_importing_costs_little(statement: str) -> None:
     code = f"import sys; {statement}; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scoring_an_image_loads_neither_the_compiler_nor_scikit_learn(tmp_path: Path) -> None:
+    """They take seconds, and one image takes milliseconds."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    recipe = onefold.train.Recipe(steps=2, batch=8)
+    onefold.CSD(recipe=recipe, device="cpu").fit(images).calibrate(images, fpr=0.1).save(tmp_path / "m.onefold")
+    np.save(tmp_path / "one.npy", images[:1])
+    code = (
+        "import sys; from onefold.cli import main; assert main(['score', 'm.onefold', 'one.npy', '-o', 's.csv']) == 0;"
+        "heavy = ('torch._dynamo', 'sympy', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'jinja2', 'onnx');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_nothing_is_pickled() -> None:

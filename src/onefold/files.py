@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from onefold import store
 from onefold.alarm import Alarm
@@ -15,12 +14,13 @@ from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryErr
 from onefold.fitted import Fitted
 from onefold.inputs import map_batch, named, pick_device
 from onefold.kernels import from_model, logits
+from onefold.kernels.borrow import is_program
 from onefold.methods import METHODS
 from onefold.nets import finished
 from onefold.reader import DTYPES, Prepare, Reader
 from onefold.reservoir import Reservoir
 from onefold.samples import HELD_OUT, REMEMBERED
-from onefold.types import Batch, Kernel
+from onefold.types import Batch, Kernel, Model
 
 CAPACITIES = {"reservoir": REMEMBERED, "held": HELD_OUT}
 POSITIVE = ("std", "scale", "count")  # weights that divide
@@ -29,9 +29,7 @@ LONGEST_LAYER = 1000  # characters of a layer's name
 UNLIKE = "the kernel is not the one that this detector was fitted with (another model, layer or width)"
 
 
-def load(
-    path: str | Path, *, model: nn.Module | ExportedProgram | Kernel | None = None, device: str = "auto"
-) -> Detector:
+def load(path: str | Path, *, model: Model | Kernel | None = None, device: str = "auto") -> Detector:
     """The detector that `save` wrote, with its threshold and its memory.
 
     One that looks through a model of the user's own needs it again: model=net, or the kernel made of it. A file that is
@@ -62,7 +60,7 @@ def _method(name: Any, path: Path) -> type[Detector]:
     return found
 
 
-def _kernel(settings: Any, model: nn.Module | ExportedProgram | Kernel | None, path: Path) -> Kernel | None:
+def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel | None:
     """The kernel of the fit, made again from the model that was handed in."""
     if settings is None:
         if model is not None:
@@ -72,7 +70,7 @@ def _kernel(settings: Any, model: nn.Module | ExportedProgram | Kernel | None, p
         raise FileError(f"{path}: damaged, its kernel has settings that no kernel has")
     if model is None:
         raise InputError(f"{path}: was fitted on a model or kernel that is not in the file: load(path, model=…)")
-    if not isinstance(model, nn.Module | ExportedProgram):
+    if not (isinstance(model, nn.Module) or is_program(model)):
         if not isinstance(model, Kernel):
             raise InputError(f"model is a {type(model).__name__}: the model of the fit, or its kernel, is needed")
         return model

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.export import ExportedProgram
 
 from onefold import store
 from onefold.alarm import check_rate
@@ -25,13 +24,12 @@ from onefold.kernels import from_model
 from onefold.methods import CSD, KNN, RND, LastLayerGP
 from onefold.programs import check_takes, picture_for, program
 from onefold.progress import busy, shown, tidied
-from onefold.report.score_page import render
 from onefold.report.score_table import check_table, write_table
-from onefold.report.shown import ShownInputs, most_shown, page_of
 from onefold.sources import ImageFolder, Indexed, Picture, Source, form_of, open_source, split
 from onefold.sources.split import watched
 from onefold.store import write_bytes
 from onefold.train import CHECKPOINT
+from onefold.types import Model
 
 METHODS = {"csd": CSD, "gp": LastLayerGP, "rnd": RND, "knn": KNN}
 SET_APART = 0.2  # of the data, to calibrate on
@@ -109,8 +107,11 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
         with busy("reading"):
             source = open_source(data, form=detector.reader.form, name=data)
         total, parts = _total(source), []
-        collect = report is not None and total is not None and total <= most_shown(detector)
-        inputs = ShownInputs(detector, total or 0) if collect else None
+        inputs = None
+        if report is not None:
+            from onefold.report.shown import ShownInputs, most_shown  # only a page needs jinja2
+
+            inputs = ShownInputs(detector, total) if total is not None and total <= most_shown(detector) else None
         for raw, part in shown(detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])):
             parts.append(part)
             if inputs is not None:
@@ -127,6 +128,9 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
         flagged, expected = int(columns["is_ood"].sum()), detector.alarm.fpr * len(scores)
         notes.append(f"{flagged} raise an alarm; of as many familiar inputs, about {expected:.0f} would")
     if report is not None:
+        from onefold.report.score_page import render
+        from onefold.report.shown import page_of
+
         with _called(data), busy("drawing the page"):
             page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped, inputs=inputs)
             write_bytes(report, render(page).encode())
@@ -196,7 +200,7 @@ def _total(source: Source) -> int | None:
     return len(source) if isinstance(source, Indexed) else None
 
 
-def _detector(job: FitJob, net: ExportedProgram | None) -> Any:
+def _detector(job: FitJob, net: Model | None) -> Any:
     """The detector of a job, before its data is looked at: options that do not go together are refused here."""
     check_rate(job.fpr)
     if job.method not in METHODS:

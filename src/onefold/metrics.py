@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from onefold.errors import InputError
 from onefold.types import ArrayLike
@@ -10,18 +9,24 @@ from onefold.types import ArrayLike
 
 def auroc(familiar: ArrayLike, strange: ArrayLike) -> float:
     """Probability that a strange input scores above a familiar one, ties counted half."""
+    from sklearn.metrics import roc_auc_score  # takes a second to load
+
     scores, labels = _joined(familiar, strange)
     return float(roc_auc_score(labels, scores))
 
 
 def aupr_out(familiar: ArrayLike, strange: ArrayLike, *, balanced: bool = True) -> float:
     """Area under precision-recall with the strange inputs as positives; `balanced` gives both classes equal weight."""
+    from sklearn.metrics import average_precision_score
+
     scores, labels = _joined(familiar, strange)
     return float(average_precision_score(labels, scores, sample_weight=_weights(labels) if balanced else None))
 
 
 def aupr_in(familiar: ArrayLike, strange: ArrayLike, *, balanced: bool = True) -> float:
     """Area under precision-recall with the familiar inputs as positives."""
+    from sklearn.metrics import average_precision_score
+
     scores, labels = _joined(familiar, strange)
     return float(average_precision_score(1 - labels, -scores, sample_weight=_weights(labels) if balanced else None))
 

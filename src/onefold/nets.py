@@ -32,7 +32,9 @@ class Standardise(nn.Module):
     def __init__(self, mean: Float[Tensor, "*features"], std: Float[Tensor, "*features"]) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
-        self.register_buffer("std", torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+        if not std.is_meta:  # arithmetic on the meta device loads torch's compiler, which takes seconds
+            std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
+        self.register_buffer("std", std)
 
     @classmethod
     def of(cls, x: Float[Tensor, "n *sample"]) -> "Standardise":

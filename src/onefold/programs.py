@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.export import ExportedProgram
-
 from onefold.errors import InputError, OnefoldError
 from onefold.reader import Prepare, Reader
 from onefold.sources import Picture, Source, form_of
+from onefold.types import Model
 
 
-def program(path: Path) -> ExportedProgram:
+def program(path: Path) -> Model:
     """A user's own exported model; such a file can hold code, so it is only read when it is named."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
+    import torch.export  # takes long to load
+
     chatter = logging.getLogger("torch.export")
     level = chatter.level
     chatter.setLevel(logging.CRITICAL)  # torch logs a page about every file that it cannot read
@@ -35,13 +35,13 @@ def program(path: Path) -> ExportedProgram:
     return found
 
 
-def _input_shapes(net: ExportedProgram) -> list[Sequence[Any]]:
+def _input_shapes(net: Model) -> list[Sequence[Any]]:
     """The shapes of what a model takes; a size that is free is a symbol."""
     inputs = set(net.graph_signature.user_inputs)
     return [node.meta["val"].shape for node in net.graph.nodes if node.name in inputs and "val" in node.meta]
 
 
-def picture_for(net: ExportedProgram) -> Picture | None:
+def picture_for(net: Model) -> Picture | None:
     """The size that images of a folder are brought to for a model, if it takes images of one size."""
     shapes = [shape[1:] for shape in _input_shapes(net) if len(shape) == 4]
     if len(shapes) != 1 or not all(isinstance(size, int) for size in shapes[0]) or shapes[0][0] not in (1, 3):

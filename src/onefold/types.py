@@ -11,6 +11,9 @@ from torch import Tensor
 Batch: TypeAlias = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 """Model inputs: one tensor, several positional ones, or named ones; the first axis of each counts samples."""
 
+Model: TypeAlias = Any
+"""A trained model: a torch.nn.Module or a torch.export.ExportedProgram."""
+
 ArrayLike: TypeAlias = Any
 """What `fit` and `score` take: a NumPy array, a tensor, or nested lists of numbers, samples first."""
 

@@ -2,19 +2,19 @@
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from onefold.errors import InputError, LayerError
 from onefold.inputs import batch_tensors, map_batch
-from onefold.types import Batch
+from onefold.types import Batch, Model
 
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -119,7 +119,13 @@ def first_dense(net: nn.Module) -> nn.Module:
     return head[-1] if before and isinstance(before[-1], convolutional) else head[0]
 
 
-def cut_program(program: ExportedProgram, layer: str | None) -> Callable[[Any], Tensor]:
+def is_program(model: Model) -> bool:
+    """Return True for a torch.export program. torch.export takes long to load, and whoever made one has loaded it."""
+    export = sys.modules.get("torch.export")
+    return export is not None and isinstance(model, export.ExportedProgram)
+
+
+def cut_program(program: Model, layer: str | None) -> Callable[[Any], Tensor]:
     """An exported program up to what enters its last dense layer, or up to the output of the layer of that name."""
     graph_module = program.module()
     assert isinstance(graph_module, GraphModule)

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.nn import functional as F  # noqa: N812
 
@@ -19,6 +18,7 @@ from onefold.kernels.borrow import (
     find_layer,
     first_dense,
     flattened,
+    is_program,
     last_linear,
     program_inputs,
     run_model,
@@ -26,7 +26,7 @@ from onefold.kernels.borrow import (
     to_model,
 )
 from onefold.nets import MLP, NTKMLP, Impala
-from onefold.types import Batch
+from onefold.types import Batch, Model
 
 SLICE = 1024  # samples that go through a model at once
 MAX_WIDTH = 2**17
@@ -68,7 +68,7 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
 
 
 def from_model(
-    net: nn.Module | ExportedProgram,
+    net: Model,
     layer: str | None = None,
     width: int | None = 2048,
     *,
@@ -88,17 +88,17 @@ def from_model(
     _check_model(net)
     width = None if width is None else check_integer(width, "width", 1, MAX_WIDTH)
     settings = {"layer": layer, "width": width, "normalise": normalise, "seed": check_integer(seed, "seed", 0)}
-    if isinstance(net, ExportedProgram):
+    if is_program(net):
         return ModelFeatures(cut_program(net, layer), settings, capturable=capturable)
     module = first_dense(net) if layer is None else find_layer(net, layer)
     return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings, capturable=capturable)
 
 
-def logits(net: nn.Module | ExportedProgram) -> "ModelFeatures":
+def logits(net: Model) -> "ModelFeatures":
     """What a model itself gives out, as features."""
     _check_model(net)
     settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
-    if isinstance(net, ExportedProgram):
+    if is_program(net):
         module = net.module()
         assert isinstance(module, GraphModule)
         return ModelFeatures(lambda x: flattened(module(*program_inputs(module, to_model(module, x)))), settings)
@@ -151,7 +151,7 @@ class ModelFeatures:
 
 
 def _check_model(net: object) -> None:
-    if isinstance(net, nn.Module | ExportedProgram):
+    if isinstance(net, nn.Module) or is_program(net):
         return
     name = type(net).__name__
     if hasattr(net, "features") and callable(net):

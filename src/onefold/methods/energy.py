@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from onefold.arguments import check_number
 from onefold.detector import Detector, Exports
@@ -16,7 +15,7 @@ from onefold.kernels import ModelFeatures, logits
 from onefold.methods.prior import FeatureMap
 from onefold.reader import Reader
 from onefold.samples import learn
-from onefold.types import ArrayLike
+from onefold.types import ArrayLike, Model
 
 
 class EnergyScorer(nn.Module):
@@ -35,7 +34,7 @@ class Energy(Detector, Exports):
 
     def __init__(
         self,
-        kernel: nn.Module | ExportedProgram | ModelFeatures,
+        kernel: Model | ModelFeatures,
         *,
         temperature: float = 1.0,
         seed: int = 0,

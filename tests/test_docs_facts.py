@@ -116,6 +116,15 @@ def test_every_page_of_the_reference_is_listed() -> None:
     )
 
 
+def test_every_experiment_is_listed_with_its_title() -> None:
+    folder = DOCS / "experiments"
+    rows = re.findall(r"^\| (\d{3}) \| \[(.+)\]\(([\w.-]+\.md)\) \|", (folder / "index.md").read_text("utf-8"), re.M)
+    pages = sorted(folder.glob("[0-9]*.md"))
+    titles = [path.read_text("utf-8").partition("\n")[0].removeprefix("# ") for path in pages]
+    assert rows == [(path.name[:3], title, path.name) for path, title in zip(pages, titles, strict=True)]
+    assert [int(number) for number, *_ in rows] == list(range(1, len(pages) + 1))
+
+
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")

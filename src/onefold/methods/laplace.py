@@ -53,9 +53,9 @@ class Laplace(Predicts):
     """A classifier, and `samples` draws from the normal distribution that its loss's curvature gives its weights.
 
     Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the
-    paper's. A draw predicts by the network made linear in its weights, the model that this curvature belongs to: the
-    network itself, with weights so far away, knows nothing any more (docs/log.md). Labels, `score` and `augment` are as
-    in `DeepEnsemble`; classifiers only.
+    paper's. A sample predicts with the network linearised in its weights, the model that this curvature belongs to;
+    networks with the sampled weights themselves are at chance (docs/experiments/017-laplace-linear.md). Labels, `score`
+    and `augment` are as in `DeepEnsemble`; classifiers only.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Laplace(Predicts):
 
     Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the
     paper's. A sample predicts with the network linearised in its weights, the model that this curvature belongs to;
-    networks with the sampled weights themselves are at chance (docs/experiments/017-laplace-linear.md). Labels, `score`
+    networks with the sampled weights are near chance (docs/experiments/017-laplace-linear.md). Labels, `score`
     and `augment` are as in `DeepEnsemble`; classifiers only.
     """
 

@@ -893,6 +893,44 @@ def test_data_frames() -> None:
     refused(pd.DataFrame([[1, 2]], columns=["a", "a"]), "2 columns of the name 'a'")
 
 
+def test_arrow_tables_are_read_as_data_frames() -> None:
+    day = datetime.date(1970, 1, 2)
+    table = pa.table(
+        {
+            "n": pa.array([1, None, 3, 4, 5], pa.int32()),
+            "x": np.array([0.5, 1, 2, math.nan, 4]),
+            "yes": [True, None, False, True, True],
+            "day": [day, None, day, day, None],
+            "t": ["u", "v", None, "u", "w"],
+            "raw": pa.array(["u", "v", None, "u", "w"], pa.string_view()),
+            "kind": pa.array(["p", "q", None, "p", "p"]).dictionary_encode(),
+        }
+    )
+    other = pa.array(["q", "r", "p"]).dictionary_encode()  # with a dictionary of its own
+    pieces = pa.concat_tables([table.slice(1, 2), table, table.slice(2, 3).set_column(6, "kind", other)])
+    with pytest.warns(OnefoldWarning, match="^x: columns left out: 'empty'"):
+        source = open_source(pieces.append_column("empty", pa.nulls(10)))
+    assert isinstance(source, TableFrame)
+    frame = pieces.to_pandas()
+    expected = open_source(frame)
+    assert isinstance(expected, TableFrame)
+    assert source.table.columns == expected.table.columns
+    assert np.array_equal(rows_of(source, 3), rows_of(expected, 10), equal_nan=True)
+    index = np.array([9, 0, 1, 2, 2, 7])
+    assert np.array_equal(as_one(source.take(index)), rows_of(expected, 10)[index], equal_nan=True)
+    turned = pieces.select(["t", "kind", "raw", "n", "day", "x", "yes"])
+    for later in (turned, turned.to_pandas(), turned.combine_chunks().to_batches()[0]):
+        rows = rows_of(open_source(later, form=source.table), 4)
+        assert np.array_equal(rows, rows_of(expected, 10), equal_nan=True), "the order of the columns is free"
+    refused(table.select(["x"]), "no column 'day', 'kind', 'n'", form=source.table)
+    refused(table.slice(0, 0), r"x is empty: its shape is \(0, 7\)")
+    refused(pa.table({"a": [[1, 2]]}), "'a' has nested values")
+    refused(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), "2 columns of the name 'a'")
+    numbers = open_source(pa.table({"b": [1.0, 2], "a": [3, 4]}))
+    assert isinstance(numbers, TableFrame)
+    assert [column.name for column in numbers.table.columns] == ["b", "a"]
+
+
 class LikePolars:
     """A frame without iloc: rows by an array of numbers, as polars gives them."""
 

@@ -19,12 +19,12 @@ from onefold.sources.decode import Picture
 from onefold.sources.forms import Form
 from onefold.sources.images import SUFFIXES, ImageFolder
 from onefold.sources.split import Picked, Sifted, Subset
-from onefold.sources.tablefiles import TABLE_SUFFIXES, TableFile, TableFrame
+from onefold.sources.tablefiles import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
 from onefold.sources.tables import Table
 
 UNDERSTOOD = (
-    "an array, a tensor, lists of numbers, a dict of arrays, a data frame, a torch Dataset or DataLoader, or a path to "
-    "a folder of images, an image, a .npy, .npz, .csv, .tsv or .parquet file"
+    "an array, a tensor, lists of numbers, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "
+    "DataLoader, or a path to a folder of images, an image, a .npy, .npz, .csv, .tsv or .parquet file"
 )
 
 
@@ -55,7 +55,7 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
         return x
     if hasattr(x, "toarray"):  # of SciPy and of what follows it; some have neither a length nor items
         raise InputError(f"{name}: a sparse {type(x).__name__} is not supported. Pass {name}.toarray().")
-    if hasattr(x, "columns") and hasattr(x, "to_numpy"):
+    if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
         return TableFrame(x, form if isinstance(form, Table) else None, name)
     if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):
         return ArraySource(x, name)

@@ -40,7 +40,7 @@ class ParquetRows:
             batches = file.iter_batches(batch_size=self._rows, use_threads=False)
             while (batch := self._try(lambda: next(batches, None))) is not None:
                 yield self._try(
-                    lambda batch=batch: {name: _values(batch.column(i)) for i, name in enumerate(self.columns)}
+                    lambda batch=batch: {name: arrow_values(batch.column(i)) for i, name in enumerate(self.columns)}
                 )
 
     def _open(self, **options: Any) -> Any:
@@ -128,8 +128,8 @@ def _chunk_sizes(file: IO[bytes], chunk: Any) -> tuple[int, float]:
     return dictionary + largest, widest if chunk.physical_type == "BYTE_ARRAY" else 0.0
 
 
-def _values(column: Any) -> np.ndarray:
-    """A column's values; equal texts are one object, however often they come."""
+def arrow_values(column: Any) -> np.ndarray:
+    """The values of an Arrow array; equal texts of one with a dictionary are one object, however often they come."""
     if not hasattr(column, "dictionary"):
         return column.to_numpy(zero_copy_only=False)
     places = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)

@@ -1,5 +1,6 @@
-"""Tables as sources: CSV and Parquet files, and data frames of pandas or polars."""
+"""Tables as sources: CSV and Parquet files, data frames of pandas or polars, and Arrow tables."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from onefold.errors import InputError
 from onefold.sources.base import check_index, regroup, spans
 from onefold.sources.csvrows import MOST_CELLS, MOST_ROWS, CsvRows
-from onefold.sources.parquetrows import ParquetRows
+from onefold.sources.parquetrows import ParquetRows, arrow_values
 from onefold.sources.tables import Table
 from onefold.sources.values import Chunk
 
@@ -45,16 +46,24 @@ class TableFile:
             row += len(codes)
 
 
+def as_arrow(x: Any) -> Any:
+    """`x` as an Arrow table if it is one or a record batch, else None; pyarrow need not be installed."""
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is None or not isinstance(x, pyarrow.Table | pyarrow.RecordBatch):
+        return None
+    return x if isinstance(x, pyarrow.Table) else pyarrow.Table.from_batches([x])
+
+
 class TableFrame:
-    """A data frame of pandas or polars as rows of codes (see Table.codes)."""
+    """A data frame of pandas or polars, or an Arrow table, as rows of codes (see Table.codes)."""
 
     def __init__(self, frame: Any, table: Table | None = None, name: str = "x") -> None:
-        self.frame = frame
-        self._labels = list(frame.columns)
-        self._names = [str(label) for label in self._labels]
+        self.frame, self._arrow = frame, as_arrow(frame)
+        self._labels = list(frame.columns if self._arrow is None else self._arrow.column_names)
+        self.names = [str(label) for label in self._labels]
         if not self._labels or not len(frame):
             raise InputError(f"{name} is empty: its shape is {frame.shape}")
-        commonest, count = Counter(self._names).most_common(1)[0]
+        commonest, count = Counter(self.names).most_common(1)[0]
         if count > 1:
             raise InputError(f"{name} has {count} columns of the name {commonest!r}")
         self.table = table or Table.learn(_FrameRows(self), name)
@@ -72,8 +81,19 @@ class TableFrame:
 
     def chunk(self, index: NDArray[np.int64]) -> Chunk:
         """The rows of these numbers, as their values in each column."""
+        if self._arrow is not None:
+            return _arrow_chunk(self._arrow, index)
         part = self.frame.iloc[index] if hasattr(self.frame, "iloc") else self.frame[index]
-        return {name: part[label].to_numpy() for name, label in zip(self._names, self._labels, strict=True)}
+        return {name: part[label].to_numpy() for name, label in zip(self.names, self._labels, strict=True)}
+
+
+def _arrow_chunk(table: Any, index: NDArray[np.int64]) -> Chunk:
+    """Some rows of an Arrow table. Runs of rows are sliced: `take` copies whole chunks, and lacks some types."""
+    import pyarrow
+
+    runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
+    part = pyarrow.concat_tables([table.slice(int(run[0]), len(run)) for run in runs])
+    return {name: arrow_values(part[name].combine_chunks()) for name in table.column_names}
 
 
 class _FrameRows:
@@ -83,6 +103,6 @@ class _FrameRows:
         self._source = source
 
     def __iter__(self) -> Iterator[Chunk]:
-        most = max(1, min(MOST_ROWS, MOST_CELLS // len(self._source.frame.columns)))
+        most = max(1, min(MOST_ROWS, MOST_CELLS // len(self._source.names)))
         for index in spans(len(self._source), most):
             yield self._source.chunk(index)

@@ -1,5 +1,6 @@
 """What comes in wrong is refused in one line, and what is only unusual is read right."""
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -111,6 +112,36 @@ def test_images_are_understood_in_three_layouts() -> None:
     assert learned(np.zeros((4, 6, 42, 42)))[0].sample_shape == (6, 42, 42)
     with pytest.raises(InputError, match=r"numpy.moveaxis\(x, -1, 1\)"):
         learned(np.zeros((4, 32, 32, 5)))
+
+
+def test_arrays_that_could_be_time_series_are_not_taken_for_images() -> None:
+    floats = np.random.default_rng(0).random((12, 100, 3))
+    pixels = (255 * floats).astype(np.uint8)
+    for x in (
+        floats,
+        floats.transpose(0, 2, 1),
+        np.rint(9 * floats).astype(int),
+        pixels,
+        pixels[:, :, :1],
+        floats > 0.5,
+    ):
+        message = re.escape(
+            f"x has samples of shape {x.shape[1:]}, which could be grey images or time series. For images"
+        )
+        for data in (x, torch.from_numpy(x), torch.utils.data.TensorDataset(torch.from_numpy(x))):
+            with pytest.raises(InputError, match=message) as caught:
+                onefold.KNN().fit(data)
+            assert "x[:, None]" in str(caught.value)
+            assert "x.reshape(len(x), -1)" in str(caught.value)
+        assert learned(x[:, None])[0].sample_shape == (1, *x.shape[1:])
+        assert learned(x.reshape(len(x), -1))[0].kind == "vectors"
+    for x in (floats[:, :28, :1].repeat(28, 2), pixels[:, :40, :1].repeat(30, 2), pixels[:, :4, :1].repeat(4, 2)):
+        assert learned(x)[0].sample_shape == (1, *x.shape[1:])
+    net = nn.Sequential(nn.Flatten(), nn.Linear(300, 4))  # a model says itself what it takes
+    for x in (floats, pixels):
+        assert np.isfinite(onefold.KNN(from_model(net)).fit(x).score(x)).all()
+    before = Reader("images", {"x": (100, 3)}, {"x": "float32"})  # of a file from before series were refused
+    assert Reader.from_json(before.to_json()) == before
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "0"])

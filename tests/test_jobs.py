@@ -454,6 +454,16 @@ def test_arrays_of_another_shape_are_called_by_their_name(home: Path, tmp_path: 
     one_line(onefold_("score", file, f"{home}/arrays.npz::no", "-o", tmp_path / "s.csv"), "no array 'no'")
 
 
+def test_series_are_not_taken_for_images(tmp_path: Path, onefold_: Cli) -> None:
+    x, file = np.random.default_rng(0).normal(size=(120, 9, 6)).astype(np.float32), tmp_path / "s.onefold"
+    np.save(tmp_path / "series.npy", x)
+    done = onefold_("fit", tmp_path / "series.npy", "-o", file, *QUICK)
+    one_line(done, "series.npy has samples of shape (9, 6), which could be grey images or time series", "x[:, None]")
+    np.save(tmp_path / "series.npy", x.reshape(len(x), -1))
+    assert onefold_("fit", tmp_path / "series.npy", "-o", file, *QUICK).status == 0
+    assert onefold.load(file).reader.sample_shape == (54,)
+
+
 def test_too_little_data_is_refused_before_the_training(home: Path, tmp_path: Path, onefold_: Cli) -> None:
     for data, count in ((home / "images", 24), (home / "table.csv", None)):
         done = onefold_("fit", data, "-o", tmp_path / "m.onefold", *QUICK, "--fpr", "0.01")

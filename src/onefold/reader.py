@@ -35,8 +35,9 @@ class Reader:
     """The form of the train data.
 
     Vectors [N, D] stay as they are. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. Tables become vectors. For a model of the user's own (`as_given`) all but uint8 images go in as they came,
-    integers as integers. `low` and `high` are the range of the train values, which augmentations clip to.
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. For a model of the user's own
+    (`as_given`) all but uint8 images go in as they came, integers as integers. `low` and `high` are the range of the
+    train values, which augmentations clip to.
     """
 
     kind: Kind
@@ -66,6 +67,8 @@ class Reader:
         if as_given and raw.dtype != torch.uint8 and raw.ndim > 1:
             return cls("as given", shape, {"x": _dtype(raw, as_given=True)})
         _check_axes(raw, name)
+        if not as_given:
+            _check_are_images(raw, name)
         return cls("vectors" if raw.ndim == 2 else "images", shape, {"x": _dtype(raw)}, form=form)
 
     def with_range(self, low: float, high: float) -> "Reader":
@@ -262,6 +265,17 @@ def _check_axes(raw: Tensor, name: str) -> None:
         raise InputError(
             f"{name} has samples of shape {tuple(raw.shape[1:])}: if the last axis is channels, move it to the front "
             "of each sample (numpy.moveaxis(x, -1, 1))"
+        )
+
+
+def _check_are_images(raw: Tensor, name: str) -> None:
+    """Refuse [N, A, B] that could be time series: grey images have A = B, or are uint8 and no side counts channels."""
+    if raw.ndim != 3 or raw.shape[1] == raw.shape[2]:
+        return
+    if raw.dtype != torch.uint8 or set(raw.shape[1:]) & set(CHANNEL_COUNTS):
+        raise InputError(
+            f"{name} has samples of shape {tuple(raw.shape[1:])}, which could be grey images or time series. For "
+            "images add the axis of channels, x[:, None]; for series make each sample a vector, x.reshape(len(x), -1)."
         )
 
 

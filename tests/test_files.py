@@ -241,8 +241,8 @@ def fresh(detectors: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _run(arguments: list[str], timeout: float = 500) -> str:
-    """A fresh interpreter that finds the modules of the tests."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    """A fresh interpreter that finds the modules of the tests and the onefold of this process."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, Path(onefold.__file__).parents[1])))}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -368,6 +368,21 @@ def test_nothing_in_a_file_is_run(fresh: dict[str, Any]) -> None:
 
 def test_loading_takes_little_more_memory_than_twice_the_file(fresh: dict[str, Any], folder: Path) -> None:
     assert fresh["peak"] < 2.3 * (folder / "large").stat().st_size
+
+
+def test_a_gaussian_process_is_saved_as_half_of_one_matrix(tmp_path: Path) -> None:
+    """Of S = Φ̄ᵀΦ̄ the lower triangle, row by row; the root is computed from it again."""
+    width, path = 96, tmp_path / "x.onefold"
+    kernel = from_model(nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 1)), width=None)
+    gp = onefold.LastLayerGP(kernel, score="relative").fit(vectors())
+    gp.save(path, samples=False)
+    z = torch.nn.functional.normalize(kernel.features(torch.from_numpy(vectors())), dim=1).double()
+    rows, columns = np.tril_indices(width)
+    tensors, _ = store.load(path, KIND)
+    np.testing.assert_allclose(tensors["scorer.triangle"], (z.T @ z)[rows, columns], rtol=1e-12)
+    assert path.stat().st_size < 8 * width * (width + 1) / 2 + 8192
+    again: Any = onefold.load(path, model=kernel)
+    np.testing.assert_array_equal(again.score(vectors(20, seed=1)), gp.score(vectors(20, seed=1)))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -29,9 +30,12 @@ WIDTH = 2048
 
 
 class GPScorer(nn.Module):
-    """S = Φ̄ᵀΦ̄ over the (perhaps fading) train samples, and C with CCᵀ = λ(S + λI)⁻¹."""
+    """S = Φ̄ᵀΦ̄ over the (perhaps fading) train samples, and C with CCᵀ = λ(S + λI)⁻¹.
 
-    gram: Tensor
+    Files hold the lower triangle of S, row by row; C is computed from it, in the fit and when a file is loaded.
+    """
+
+    triangle: Tensor
     root: Tensor
     count: Tensor
 
@@ -39,8 +43,18 @@ class GPScorer(nn.Module):
         super().__init__()
         self.map, self.combine = features, Combine()
         self.kind: Score = kind
-        for name, shape in (("gram", (width, width)), ("root", (width, width)), ("count", ())):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        for name, shape in (("triangle", (width * (width + 1) // 2,)), ("root", (width, width)), ("count", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64), persistent=name != "root")
+
+    @property
+    def gram(self) -> Float64[Tensor, "d d"]:
+        """S, both triangles."""
+        return symmetric(self.triangle)
+
+    def settle(self, gram: Float64[Tensor, "d d"], noise: float) -> None:
+        """Replace S, and C with it."""
+        self.triangle.copy_(gram[_lower(len(gram), gram.device)])
+        self.root.copy_(PrimalGP.of(self.gram, noise).root)
 
     def features(self, x: Any) -> Tensor:
         return self.map.features(self.map.encode(x))
@@ -62,13 +76,31 @@ class GPScorer(nn.Module):
         return scored(self.kind, self.combine, *self.parts(x))
 
 
+def symmetric(triangle: Float64[Tensor, " t"]) -> Float64[Tensor, "d d"]:
+    """The symmetric matrix with this lower triangle, given row by row."""
+    width = _width(triangle)
+    lower = torch.zeros(width, width, dtype=triangle.dtype, device=triangle.device)
+    lower[_lower(width, triangle.device)] = triangle
+    return lower + lower.tril(-1).T
+
+
+def _lower(width: int, device: torch.device) -> Tensor:
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril()
+
+
+def _width(triangle: Tensor) -> int:
+    """d of a triangle of d(d + 1)/2 numbers."""
+    return (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
+
+
 class LastLayerGP(Detector, Exports):
     """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
 
     It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
     would be zero everywhere. The features are those of the kernel, by default of a random network with `width` of them
     (2,048). `variance` is in the scale of the features, `relative` is the number above, in [0, 1];
-    `score` as in CSD, with leave-one-out values in the place of held-out samples.
+    `score` as in CSD, with leave-one-out values in the place of held-out samples. Memory grows with the square of the
+    number of features, and so does the file: 17 MB for 2,048.
     """
 
     about_like: ClassVar[dict[str, Any]] = {"noise": 0.0}
@@ -105,9 +137,10 @@ class LastLayerGP(Detector, Exports):
         scorer = GPScorer(features, width, self.score_kind)
         finished(scorer, self.device)
         state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        gram = torch.zeros_like(scorer.root)
         for batch in in_slices(learned.samples, self.device):
-            self._absorb(scorer, batch, None)
-        return self._settled(state)
+            self._absorb(scorer, gram, batch, None)
+        return self._settled(state, gram)
 
     def update(self, x: ArrayLike, *, half_life: float | None = None) -> "LastLayerGP":
         """Take in more data; the scores become those of one fit on all of it (same standardisation and features).
@@ -116,11 +149,14 @@ class LastLayerGP(Detector, Exports):
         """
         state = self._fitted()
         state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy(), about={})
+        scorer = state.scorer
+        assert isinstance(scorer, GPScorer)
+        gram = scorer.gram
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
             for batch in self._prepared(state, raw):
-                self._absorb(state.scorer, batch, half_life)
-        return self._settled(state)
+                self._absorb(scorer, gram, batch, half_life)
+        return self._settled(state, gram)
 
     def variance(self, x: ArrayLike) -> Scores:
         """The variance in the scale of the features; never negative."""
@@ -131,7 +167,7 @@ class LastLayerGP(Detector, Exports):
         return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
 
     @torch.no_grad()
-    def _absorb(self, scorer: Any, batch: Any, half_life: float | None) -> None:
+    def _absorb(self, scorer: GPScorer, gram: Tensor, batch: Any, half_life: float | None) -> None:
         """S ← Σ 2^(−age/half-life) φ̄φ̄ᵀ, the newest sample having age 0."""
         z = F.normalize(scorer.features(batch), dim=1).double()
         ages = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=torch.float64)
@@ -139,18 +175,18 @@ class LastLayerGP(Detector, Exports):
         fade = 1.0 if half_life is None else 2.0 ** (-len(z) / half_life)
         if not z.isfinite().all():
             raise InputError("the kernel's features of the train data are NaN or infinite")
-        scorer.gram.mul_(fade).add_(z.T @ (weights[:, None] * z))
+        gram.mul_(fade).add_(z.T @ (weights[:, None] * z))
         scorer.count.mul_(fade).add_(weights.sum())
 
     @torch.no_grad()
-    def _settled(self, state: Fitted) -> "LastLayerGP":
+    def _settled(self, state: Fitted, gram: Tensor) -> "LastLayerGP":
         """Factorise, take the statistics of the combined score, and only then replace what was there."""
         scorer = state.scorer
         assert isinstance(scorer, GPScorer)
-        if not scorer.gram.any():
+        if not gram.any():
             raise InputError("the kernel's features of the train data are all zero (is the data constant?)")
-        noise = self.noise * float(scorer.count) / len(scorer.gram)
-        scorer.root.copy_(PrimalGP.of(scorer.gram, noise).root)
+        noise = self.noise * float(scorer.count) / len(gram)
+        scorer.settle(gram, noise)
         state.about["noise"] = noise
         if state.reservoir.samples is not None:
             scorer.combine.learn(*self._left_out(state))
@@ -178,9 +214,14 @@ class LastLayerGP(Detector, Exports):
         return {"width": self.width, "noise": self.noise, "score": self.score_kind, "seed": self.seed}
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        noise = self.noise * float(weights["count"]) / len(weights["gram"])
+        triangle = weights["triangle"]
+        width = _width(triangle)
+        noise = self.noise * float(weights["count"]) / width
         if not math.isclose(about["noise"], noise, rel_tol=1e-6):
             raise ValueError("not the noise of these settings")
-        features, width = empty_map(reader, self.kernel, self.width or WIDTH), len(weights["gram"])
         with torch.device("meta"):
-            return GPScorer(features, width, self.score_kind)
+            scorer = GPScorer(empty_map(reader, self.kernel, self.width or WIDTH), width, self.score_kind)
+        if triangle.shape != scorer.triangle.shape or triangle.dtype != torch.float64:
+            raise ValueError("not a triangle of a matrix")
+        scorer.root = PrimalGP.of(symmetric(triangle), about["noise"]).root.contiguous()
+        return scorer

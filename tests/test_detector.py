@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,13 +31,14 @@ from users_models import ResNet, TextClassifier, regressor
 
 import onefold
 from onefold import diagnosis, metrics
+from onefold.cudnn import exact_float32, tuned_cudnn
 from onefold.detector import Exports
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
-from onefold.kernels import from_model
+from onefold.kernels import Features, from_model
 from onefold.methods import METHODS
 from onefold.methods.combine import Combine
 from onefold.methods.prior import middle
-from onefold.train import Recipe
+from onefold.train import Draws, Recipe, Training
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
 
@@ -571,6 +573,110 @@ def test_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InputError, match="cannot be exported"):
         onefold.LastLayerGP(from_model(Stubborn(), width=8)).fit(vectors()).export(tmp_path / "d.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- torch's global state --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cudnn() -> Iterator[Any]:
+    """cuDNN's switches, with values that are not their defaults; restored afterwards."""
+    switches = torch.backends.cudnn
+    with switches.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=True):
+        yield switches
+
+
+def switches_of(cudnn: Any) -> tuple[Any, ...]:
+    precisions = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    return (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *precisions)
+
+
+def test_scoring_in_overlapping_threads_leaves_cudnn_as_it_was(cudnn: Any) -> None:
+    """One thread begins, another begins, the first ends, the second ends: all is exact, and then as it was."""
+    first_inside, second_inside, first_done = (threading.Event() for _ in range(3))
+    allowed: dict[str, list[bool]] = {"first": [], "second": []}
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        name = threading.current_thread().name
+        if name == "first":
+            first_inside.set()
+            assert second_inside.wait(60)
+        elif name == "second":
+            second_inside.set()
+            assert first_done.wait(60)
+        allowed.setdefault(name, []).append(cudnn.allow_tf32)
+        return torch.cat([x, torch.ones_like(x)], 1)
+
+    gp, before = onefold.LastLayerGP(Features(features)).fit(vectors()), switches_of(cudnn)
+    first, second = (threading.Thread(target=gp.score, args=[vectors(3)], name=name) for name in ("first", "second"))
+    first.start()
+    assert first_inside.wait(60)
+    second.start()
+    first.join(60)
+    first_done.set()
+    second.join(60)
+    assert allowed["first"] == allowed["second"] == [False]
+    assert switches_of(cudnn) == before == (True, True, True, "tf32", "tf32")
+
+
+def test_a_stopped_iteration_leaves_cudnn_as_it_was(cudnn: Any) -> None:
+    ensemble = fit("DeepEnsemble", vectors(60))
+    before = switches_of(cudnn)
+    outputs = ensemble._said(vectors(60))
+    next(outputs)
+    assert switches_of(cudnn) == before
+    outputs.close()
+
+
+def test_each_switch_of_cudnn_lasts_as_long_as_it_is_needed(cudnn: Any) -> None:
+    cudnn.benchmark = False
+    before = switches_of(cudnn)
+    with tuned_cudnn():
+        with exact_float32():
+            with exact_float32():
+                assert (cudnn.benchmark, cudnn.allow_tf32) == (True, False)
+            assert (cudnn.benchmark, cudnn.allow_tf32) == (True, False)
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, True)
+        with pytest.raises(KeyError), exact_float32():
+            raise KeyError
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, True)
+    assert switches_of(cudnn) == before
+
+
+def test_a_training_step_tunes_cudnn(cudnn: Any) -> None:
+    cudnn.benchmark, inside = False, []
+    weight = nn.Parameter(torch.ones(3))
+
+    def loss(*_: Any) -> torch.Tensor:
+        inside.append((cudnn.benchmark, cudnn.deterministic))
+        return weight.square().sum()
+
+    _ = list(Training([weight], loss, Recipe(steps=2, batch=4), Draws(4, 1, 1, 0, torch.device("cpu"))))
+    assert set(inside) == {(True, True)}
+    assert cudnn.benchmark is False
+
+
+@pytest.mark.parametrize(("convolutions", "everything"), [("ieee", "none"), ("tf32", "tf32")])
+def test_precisions_of_torchs_newer_interface_are_kept(convolutions: str, everything: str, cudnn: Any) -> None:
+    """With them, torch refuses to say whether it allows TF32, so torch.backends.cudnn.flags would fail."""
+    inside = []
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        inside.append("tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision))
+        return x
+
+    try:
+        torch.backends.fp32_precision = everything  # pyright: ignore[reportAttributeAccessIssue]
+        cudnn.conv.fp32_precision = convolutions
+        before = switches_of(cudnn)
+        gp = onefold.LastLayerGP(Features(features)).fit(vectors())
+        inside.clear()
+        gp.score(vectors(3))
+        assert inside == [False]
+        assert switches_of(cudnn) == before
+    finally:
+        torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+        cudnn.allow_tf32 = True
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # From the ground up: a module imports only from its own floor or from floors before it.
 FLOORS = [
     "errors", "arguments", "types", "memory", "inputs", "metrics", "fused", "nets", "store", "signals", "streams",
-    "train", "obabo", "sources", "reader", "reservoir", "samples", "alarm", "diagnosis", "kernels", "exact", "distil",
-    "export", "fitted", "detector", "methods", "files", "sklearn", "data", "provenance", "bench", "rl", "toy", "demo",
-    "report", "progress", "programs", "jobs", "cli",
+    "cudnn", "train", "obabo", "sources", "reader", "reservoir", "samples", "alarm", "diagnosis", "kernels", "exact",
+    "distil", "export", "fitted", "detector", "methods", "files", "sklearn", "data", "provenance", "bench", "rl", "toy",
+    "demo", "report", "progress", "programs", "jobs", "cli",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold import store
 from onefold.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.arguments import check_integer, check_path
+from onefold.cudnn import exact_float32
 from onefold.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.errors import InputError, NotFittedError
 from onefold.export import export
@@ -215,7 +216,7 @@ class Detector(ABC):
 
     def _similarity(self, state: Fitted, kernel: Kernel, raw: Batch) -> Tensor:
         batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # the same numbers on every device
+        with exact_float32():  # the same numbers on every device
             return kernel(batch, batch).detach().double().cpu()
 
     def _likeness(self, state: Fitted, scores: Scores) -> list[Finding]:
@@ -257,7 +258,7 @@ class Detector(ABC):
 
     def _over(self, state: Fitted, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
         """function(scorer, prepared batch) over raw samples in memory."""
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # or a GPU would keep three digits only
+        with exact_float32():
             return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
 
     def _prepared(self, state: Fitted, raw: Batch) -> Iterator[Any]:

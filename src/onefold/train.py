@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 
 from onefold import store
 from onefold.arguments import check_integer, check_number, check_path
+from onefold.cudnn import tuned_cudnn
 from onefold.errors import FileError, TrainingError
 from onefold.streams import replayed, side_by_side
 from onefold.types import Resumable
@@ -171,7 +172,7 @@ class Training:
 
     def _gradient(self, loss_function: Loss) -> Tensor:
         # On a GPU, cuDNN tries its algorithms in the first step: its own guess for small convolutions is half as fast.
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        with torch.enable_grad(), tuned_cudnn():
             with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
                 loss = loss_function(self.draws.integers, self.draws.uniforms)
             loss.backward()

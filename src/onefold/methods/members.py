@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.arguments import check_choice
+from onefold.cudnn import exact_float32
 from onefold.detector import Detector
 from onefold.errors import InputError
 from onefold.fitted import Fitted
@@ -104,8 +105,9 @@ class Predicts(Detector):
         state = self._fitted()
         for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True):
             for batch in self._prepared(state, raw):
-                with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-                    yield state.scorer.outputs(batch).cpu().numpy()  # pyright: ignore[reportCallIssue]
+                with torch.no_grad(), exact_float32():
+                    outputs = state.scorer.outputs(batch)  # pyright: ignore[reportCallIssue]
+                yield outputs.cpu().numpy()
 
 
 def check_disagreement(kind: Disagreement) -> Disagreement:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from onefold import obabo
+from onefold.cudnn import exact_float32, tuned_cudnn
 from onefold.distil.augment import UNIFORMS
 from onefold.errors import MissingExtraError, TrainingError
 from onefold.methods.classifier import Augmentation, augmented
@@ -129,7 +130,7 @@ class Sampling:
         self.generator = Generator(self.device).manual_seed(seed)
         theta = posterior.start.clone().requires_grad_()
         self.theta = theta.detach()  # the same numbers
-        with _exact_convolutions():
+        with exact_float32(), tuned_cudnn():
             potential = posterior.whole(self.theta)
         self.chain = obabo.init([theta], potential, dynamics, self.generator)
         self.members = torch.zeros(schedule.samples, len(theta), device=self.device)
@@ -152,7 +153,7 @@ class Sampling:
         if self.device.type == "cuda" and self.posterior.samples.in_memory:
             step = replayed(step, self.device, [self.generator])
         while self.done < self.steps:
-            with _exact_convolutions(), self._others_randomness():
+            with exact_float32(), tuned_cudnn(), self._others_randomness():
                 self._walk(step)
                 end = self.posterior.whole(self.theta)
             sample = self.done - self.schedule.burn_in
@@ -225,11 +226,6 @@ class Sampling:
                 yield
         finally:
             theirs.set_state(before)
-
-
-def _exact_convolutions() -> Any:
-    """In all of float32's digits; which algorithm is fastest is tried out once."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
 def _posteriors() -> Any:

@@ -189,6 +189,10 @@ def test_constant_and_duplicated_data_are_no_trouble(name: str) -> None:
 def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="unknown"):
         MAKERS[name](device="abacus")
+    with pytest.raises(
+        InputError, match=r"^device 'mps' is not supported: Apple's GPU has no float64\. Use device='cpu'\.$"
+    ):
+        MAKERS[name](device="mps")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="torch sees 0 CUDA devices"):
             MAKERS[name](device="cuda")

@@ -53,6 +53,8 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise InputError(f"device {device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from None
+    if chosen.type == "mps":
+        raise InputError("device 'mps' is not supported: Apple's GPU has no float64. Use device='cpu'.")
     if chosen.type not in ("cpu", "cuda"):
         raise InputError(f"device {device!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:1'")
     if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():

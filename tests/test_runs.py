@@ -389,9 +389,13 @@ def test_damaged_files_are_refused_by_name_and_nothing_is_lost(done: Path, tmp_p
     (other / SETTINGS).write_text(json.dumps(settings))
     with pytest.raises(FileError, match="belongs to a run with other settings"):
         until(resume(other, device="cpu"))
-    (other / SETTINGS).write_text("{")
-    with pytest.raises(FileError, match="is damaged: no JSON"):
-        until(resume(other, device="cpu"))
+    large = json.dumps(settings).replace('"lr": 0.001', f'"lr": {"9" * 400}')
+    for content, message in (
+        ("{", "is cut short or damaged"), ("[" * 100_000, "more than 32 levels"), (large, "lr is too large an integer"),
+    ):  # fmt: skip
+        (other / SETTINGS).write_text(content)
+        with pytest.raises(FileError, match=f"{SETTINGS}: .*{message}"):
+            until(resume(other, device="cpu"))
     missing = copied(done, tmp_path / "missing")
     tensors, header = store.load(missing / CHECKPOINT, KIND)
     del tensors["learner.member"]

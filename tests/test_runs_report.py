@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +287,17 @@ def test_places_of_a_chain_have_their_numbers(size: int, end: float, tmp_path: P
     assert axes.get_xlim() == (-0.5, end)
 
 
+def test_a_map_of_one_column_is_no_tower(tmp_path: Path) -> None:
+    path, visits = made(tmp_path / "a", run_of("csd", "deep-sea-48", 1000, 0), skill=0.0), Visits("deep-sea-48", 1000)
+    visits.counts[:, :, 3] = 1
+    Folder(path).visited(visits)
+    world = build(collect(tmp_path).records).worlds[0]
+    where = places(world)
+    assert where is not None
+    width, height = map_plates(world, where, "x").file.size
+    assert height < 2 * width
+
+
 def test_single_runs_are_within_the_picture_and_worlds_without_a_goal_have_none(tmp_path: Path) -> None:
     for seed, skill in ((0, 0.0), (1, 1.0)):
         made(tmp_path / f"{seed}", run_of("dqn", "chain-8", 1000, seed), skill=skill)
@@ -369,10 +382,37 @@ def cut(name: str, what: str, new: str) -> Any:
     return change
 
 
+def with_large_bonus(path: Path) -> None:
+    head, first, *rest = (path / PROGRESS).read_text().splitlines()
+    values = first.split(",")
+    values[head.split(",").index("bonus")] = "1e300"
+    (path / PROGRESS).write_text("\n".join([head, ",".join(values), *rest, ""]))
+
+
 VISITED = "0 0 0 0"
 DAMAGES = {
-    "no JSON": lambda path: (path / "settings.json").write_text("{"),
-    "settings.json: is damaged: no JSON": lambda path: (path / "settings.json").write_text("[" * 100_000),
+    "settings.json: is cut short or damaged": lambda path: (path / "settings.json").write_text("{"),
+    "settings.json: is damaged: it has more than 32 levels": lambda path: (path / "settings.json").write_text(
+        "[" * 100_000
+    ),
+    "visits.json: is damaged: it has more than 32 levels": lambda path: (path / "visits.json").write_text(
+        '{"counts": ' + "[" * 40 + "]" * 40 + "}"
+    ),
+    "settings.json: is damaged: it has more than 1.0 MiB": lambda path: (path / "settings.json").write_text(
+        " " * 2**20 + "{}"
+    ),
+    "settings.json: is cut short or damaged: an integer of more than 1,000 digits": cut(
+        "settings.json", '"frames": 1000', f'"frames": {"9" * 1001}'
+    ),
+    "settings.json: is damaged (the setting learning_starts is too large an integer)": cut(
+        "settings.json", '"learning_starts": 500', f'"learning_starts": {"9" * 400}'
+    ),
+    "settings.json: is damaged (the setting lr is too large an integer)": cut(
+        "settings.json", '"lr": 0.001', f'"lr": {"9" * 400}'
+    ),
+    "settings.json: is damaged (the setting environment cannot be [": cut(
+        "settings.json", '"environment": "chain-8"', f'"environment": ["{"x" * 10_000}"]'
+    ),
     "was written in format 9": cut("settings.json", '"format": 2', '"format": 9'),
     "is damaged (the setting frames cannot be 'many')": cut("settings.json", '"frames": 1000', '"frames": "many"'),
     "has a name of more than 200 letters": cut("settings.json", '"name": "csd"', f'"name": "{"x" * 300}"'),
@@ -385,10 +425,11 @@ DAMAGES = {
     "return is not always a number": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,nan,0"),
     "success is not always a number from 0 to 1": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,0,2"),
     "visits.json: is missing": lambda path: (path / "visits.json").unlink(),
-    "visits.json: is damaged: no JSON": lambda path: (path / "visits.json").write_text('{"counts'),
-    "visits.json: is damaged: no visits": cut("visits.json", VISITED, "0 x 0 0"),
+    "visits.json: is cut short or damaged": lambda path: (path / "visits.json").write_text('{"counts'),
     "it has not 20 grids of 48 × 48 counts": cut("visits.json", VISITED, "-1 0 0 0"),
+    "its bounds are no four numbers": cut("visits.json", '"bounds": [\n    0.0', '"bounds": [\n    "0.0"'),
     "its bounds are none": cut("visits.json", '"bounds": [\n    0.0', '"bounds": [\n    1e400'),
+    "bonus is not always a number from -1e+30 to 1e+30": with_large_bonus,
 }
 
 
@@ -411,11 +452,68 @@ def test_what_is_damaged_is_named_and_left_out(
     assert message in found.skipped[0]
 
 
-def test_ragged_visits_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cells", ["0 0 0", "0 x 0 0", "0 ٣ 0 0", f"{'9' * 15} 0 0 0"])
+def test_maps_of_no_counts_are_refused(cells: str, tmp_path: Path) -> None:
     path = made(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), skill=1.0)
-    cut("visits.json", VISITED, "0 0 0")(path)
-    with pytest.raises(FileError, match=r"visits\.json: is damaged: no visits"):
+    cut("visits.json", VISITED, cells)(path)
+    with pytest.raises(FileError, match=r"visits\.json: is damaged: it has not 20 grids of 48 × 48 counts"):
         read(path, "a")
+
+
+@pytest.mark.parametrize("bounds", [[0, 0, 1, 1e-9], [0, 0, 1e-9, 1], [0, 0, 1e20, 1e20], [0, 0, 1], {}, None])
+def test_maps_of_no_sane_shape_are_refused(bounds: Any, tmp_path: Path) -> None:
+    path = made(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    content = json.loads((path / "visits.json").read_text())
+    (path / "visits.json").write_text(json.dumps({**content, "bounds": bounds}))
+    with pytest.raises(FileError, match=r"visits\.json: is damaged: its bounds are"):
+        read(path, "a")
+
+
+def in_settings(text: str) -> Any:
+    return lambda path: cut("settings.json", '"format": 2', f'"format": {text}')(path)
+
+
+HOSTILE: dict[str, Any] = {
+    "a cell of many digits": cut("visits.json", VISITED, f"{'9' * 20_000} 0 0 0"),
+    "a cell as large as the file": cut("visits.json", VISITED, f"{'9' * 900_000} 0 0 0"),
+    "many cells": cut("visits.json", VISITED, "0 " * 400_000 + "0 0 0 0"),
+    "a long integer": in_settings("9" * 900_000),
+    "many lists": in_settings(f"[{'[],' * 300_000}[]]"),
+    "a large file": lambda path: (path / "settings.json").write_bytes(bytes(32 * 2**20)),
+    "a line of many values": cut(PROGRESS, "\n16,", f"\n{'1,' * 2_000_000}16,"),
+    "a value of many digits": cut(PROGRESS, "\n16,", f"\n{'1' * 4_000_000}16,"),
+    "many empty lines": cut(EPISODES, "\n1,0,1,0,0", "\n" * 4_000_000 + "1,0,1,0,0"),
+    "many columns": cut(EPISODES, "frames,", f"frames,{'x,' * 2_000_000}"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_small_files_of_a_run_take_little_memory(what: str, tmp_path: Path) -> None:
+    """Whatever they hold is bounded before it is read, and the good runs are reported."""
+    made(tmp_path / "good", run_of("csd", "chain-8", 1000, 1), skill=1.0)
+    HOSTILE[what](made(tmp_path / "bad", run_of("csd", "chain-8", 1000, 0), skill=1.0))
+    tracemalloc.start()
+    try:
+        found = collect(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**20
+    assert [record.path for record in found.records] == ["good"]
+    assert len(found.skipped) == 1
+    assert found.skipped[0].startswith(f"{tmp_path / 'bad'}/")
+    assert len(found.skipped[0]) < 600
+
+
+def test_a_pipe_in_place_of_a_file_is_left_out(tmp_path: Path) -> None:
+    made(tmp_path / "good", run_of("csd", "chain-8", 1000, 1), skill=1.0)
+    for i, name in enumerate(("settings.json", "visits.json", PROGRESS)):
+        path = made(tmp_path / str(i), run_of("csd", "chain-8", 1000, 0), skill=1.0)
+        (path / name).unlink()
+        os.mkfifo(path / name)
+    found = collect(tmp_path)
+    assert [record.path for record in found.records] == ["good"]
+    assert len(found.skipped) == 3
 
 
 def test_a_run_under_way_can_be_read(tmp_path: Path) -> None:
@@ -566,7 +664,7 @@ def test_json_is_one_object_and_equals_the_page(folder: Path, report: Path, caps
     assert cli.main(["report", str(folder), "--json"]) == 0
     said = capsys.readouterr()
     figures = json.loads(said.out)
-    assert "visits.json: is damaged" in said.err
+    assert "visits.json: is cut short or damaged" in said.err
     assert figures["runs"] == 9
     assert not (folder / "report").exists()
     tables = [rows for _, rows in Cells((report / "index.html").read_text("utf-8")).tables]

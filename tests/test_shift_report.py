@@ -7,8 +7,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import random
 import re
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -420,6 +422,35 @@ def test_whatever_stands_in_a_file_is_used_or_refused(way: tuple[Any, ...], new:
     json.dumps([row.stat(figure) for row in table.average.rows for figure in row.values], allow_nan=False)
     assert markdown(table)
     assert latex(table)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"format": ' + "9" * 400 + "}", '{"format": ' + "9" * 2_000_000 + "}", "[" * 100_000,
+        '{"format": ' + "[" * 40 + "]" * 40 + "}", "[" + "[]," * 1_000_000 + "[]]", " " * 8 * 2**20 + "{}", None,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["units", "failures"])
+def test_small_files_of_a_benchmark_take_little_memory(place: str, content: str | None, tmp_path: Path) -> None:
+    """Whatever they hold is bounded before it is read, and the good units are reported; a pipe is left out."""
+    path = write(tmp_path, [BASE]) / place / "bad.json"
+    path.parent.mkdir(exist_ok=True)
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    tracemalloc.start()
+    try:
+        collected = collect(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 128 * 2**20
+    assert [one.method for one in collected.units] == ["csd"]
+    assert len(collected.skipped) == 1
+    assert collected.skipped[0].startswith(f"{path}: ")
+    assert len(collected.skipped[0]) < 600
 
 
 def test_twins_count_once(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ LARGEST_HEADER = 32 * 2**20  # bytes: that of a table with 100,000 columns of nu
 MOST_ENTRIES = 2**21  # of lists and objects in it: that table's has a million
 MOST_TENSORS = 2**15
 LARGEST_INTEGER = 2**128  # the state of a random generator is the largest that any header holds
+MOST_LEVELS, MOST_DIGITS = 32, 1000  # of lists and objects in a JSON file, and of an integer
 DTYPES = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool}
 )
@@ -91,6 +92,37 @@ def alone(lock: Path, otherwise: Exception) -> Iterator[None]:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON, whole or not at all."""
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path, largest: int) -> Any:
+    """Read a JSON file of at most `largest` bytes, 32 levels and integers of 1,000 digits; refuse others by name."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise FileError(f"{path}: cannot be read (not a file)")
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > largest:
+        raise FileError(f"{path}: is damaged: it has more than {human(largest)}")
+    try:
+        parsed = json.loads(content.decode(), parse_int=_short)
+        if _is_deeper(parsed, MOST_LEVELS):
+            raise RecursionError
+    except ValueError as error:
+        raise FileError(f"{path}: is cut short or damaged: {error}") from None
+    except RecursionError:
+        raise FileError(f"{path}: is damaged: it has more than {MOST_LEVELS} levels") from None
+    return parsed
+
+
+def _is_deeper(content: Any, levels: int) -> bool:
+    """Return whether JSON has more levels of lists and objects than that."""
+    level = [content]
+    for _ in range(levels + 1):
+        parts = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [part for some in parts for part in some]
+    return bool(level)
 
 
 def save(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -226,6 +258,12 @@ def _bounded(text: str) -> int:
     if abs(value) > LARGEST_INTEGER:
         raise ValueError("too large a number")
     return value
+
+
+def _short(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"an integer of more than {MOST_DIGITS:,} digits")
+    return int(text)
 
 
 def _check_version(version: Any, path: Path) -> None:

@@ -10,11 +10,11 @@ from onefold.bench.cell import FORMAT
 from onefold.bench.checked import measured
 from onefold.bench.units import Unit
 from onefold.errors import FileError, InputError
-from onefold.store import alone, write_json
+from onefold.store import alone, read_json, write_json
 
 MANIFEST, UNITS, FAILURES, LOCK = "bench.json", "units", "failures", ".lock"
 CLASSIFIERS, PREVIEWS = "classifiers", "previews"
-LARGEST = 16 * 2**20  # bytes of a unit's file: more is not one of ours
+LARGEST = 4 * 2**20  # bytes of a file: a unit's has 10 KB for four sets
 
 
 class Results:
@@ -71,7 +71,7 @@ class Results:
             ) from None
         if content.get("format") != FORMAT:
             raise FileError(
-                f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}: "
+                f"{path}: was written in format {_format(content)}, this version reads {FORMAT}: "
                 "use the version of onefold that wrote it, or name another folder"
             )
         if not isinstance(content.get("settings"), dict) or not isinstance(content.get("data"), dict):
@@ -141,13 +141,15 @@ def _plain(unit: Unit) -> str:
     return f"{unit.method}/{unit.id.partition('=')[0]}/seed{unit.seed}"
 
 
+def _format(content: Mapping[str, Any]) -> str:
+    return repr(content.get("format"))[:40]
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"{path}: is larger than any result")
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError):
-        raise FileError(f"{path}: is cut short or damaged; delete it and run again") from None
+        content = read_json(path, LARGEST)
+    except FileError as error:
+        raise FileError(f"{error}; delete it and run again") from None
     if not isinstance(content, dict):
         raise FileError(f"{path}: is no result")
     return content
@@ -155,7 +157,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
     if content.get("format") != FORMAT:
-        raise FileError(f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}")
+        raise FileError(f"{path}: was written in format {_format(content)}, this version reads {FORMAT}")
     needed = {
         "unit": str,
         "settings": dict,

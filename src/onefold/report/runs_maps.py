@@ -25,6 +25,7 @@ from onefold.rl.visits import SLICES
 from onefold.rl.worlds import DOOM
 
 TIMES = 5  # maps in a row
+TALLEST = 4.0  # of a map, in its widths: a column of single places would make a picture of gigabytes
 GAP = 0.06  # of a map's width, between two of them
 # A map is dark on every page, so that few visits can be seen beside none.
 NIGHT, WALLS, START, GOAL = "#10151b", "#7d8a97", "#ffffff", "#37e0a9"
@@ -142,6 +143,7 @@ def map_plates(world: World, found: Places, stem: str) -> Maps:
         panels = list(map(Panel, alts, drawn))
         return Maps(Plate(f"visits_{stem}", *about, panels, keys), [("", Plate("", *about, panels, []))], legend)
     high = found.floor.shape[1] / found.floor.shape[0] * found.rows.sum() / found.columns.sum() * found.shape
+    high = min(TALLEST, high)
     size = (4.7, 0.2 + len(strips) * (0.3 + 9 / TIMES * high))
     file = Plate(f"visits_{stem}", *about, [Panel("", _atlas(strips, found, norm))], keys, size)
     rows = []

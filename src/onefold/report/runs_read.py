@@ -1,7 +1,6 @@
 """The folders of `onefold rl train`, as a report takes them: every number checked, or the run left out by name."""
 
-import csv
-import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from onefold.bench.checked import LARGE, LONGEST, ORIGIN
+from onefold.bench.checked import LONGEST, ORIGIN
 from onefold.errors import FileError, InputError
 from onefold.report.score_page import visible
 from onefold.rl.folder import (
     EPISODE_COLUMNS,
     EPISODES,
-    LARGEST,
     PROGRESS,
     PROGRESS_COLUMNS,
     SETTINGS,
@@ -24,11 +22,15 @@ from onefold.rl.folder import (
     Folder,
     json_of,
     late,
+    read_columns,
 )
 from onefold.rl.settings import Run
 from onefold.rl.visits import CELLS, SLICES
 from onefold.rl.worlds import has_goal
 
+COUNT = re.compile("[0-9]{1,14}")
+LARGEST_VALUE = 1e30  # of a return, a loss, …
+LARGEST_EDGE, FLATTEST = 1e12, 10.0  # of a world's bounds: a coordinate, and height over width or the reverse
 Columns: TypeAlias = dict[str, Float64[np.ndarray, " _"]]
 
 
@@ -128,8 +130,6 @@ def read(path: Path, name: str) -> Record | None:
     settings = path / SETTINGS
     try:
         about = json_of(settings)
-    except RecursionError:
-        raise FileError(f"{settings}: is damaged: no JSON") from None
     except FileError:
         if (path / PROGRESS).exists():
             raise
@@ -141,10 +141,13 @@ def read(path: Path, name: str) -> Record | None:
         raise FileError(f"{settings}: has a name of more than {LONGEST} letters")
     progress = _columns(path / PROGRESS, PROGRESS_COLUMNS)
     episodes = _columns(path / EPISODES, EPISODE_COLUMNS)
-    _within(episodes["return"], -LARGE, LARGE, path / EPISODES, "return")
+    _within(episodes["return"], -LARGEST_VALUE, LARGEST_VALUE, path / EPISODES, "return")
     _within(episodes["success"], 0, 1, path / EPISODES, "success")
-    for column in ("seconds", "worker_restarts"):
-        _within(progress[column], 0, 1e12, path / PROGRESS, column)
+    for column, values in progress.items():
+        if column in ("seconds", "worker_restarts"):
+            _within(values, 0, 1e12, path / PROGRESS, column)
+        else:  # NaN: not known, as before the first episode's end
+            _within(values[np.isfinite(values)], -LARGEST_VALUE, LARGEST_VALUE, path / PROGRESS, column)
     counts, bounds = _visits(path / VISITS)
     origin = {key: _origin(about.get(key)) for key in ORIGIN}
     return Record(name, run, origin, progress, episodes, counts, bounds)
@@ -152,25 +155,7 @@ def read(path: Path, name: str) -> Record | None:
 
 def _columns(path: Path, names: Sequence[str]) -> Columns:
     """The columns of a CSV file; a last line that is still being written is left out."""
-    if not path.is_file():
-        raise FileError(f"{path}: is missing")
-    if path.stat().st_size > LARGEST:
-        raise FileError(f"{path}: is larger than any file of a run")
-    lines = path.read_text("utf-8", errors="replace").split("\n")[:-1]
-    try:
-        head, *rows = csv.reader(lines, strict=True)
-    except (csv.Error, ValueError):
-        raise FileError(f"{path}: is damaged: no table") from None
-    if absent := [name for name in names if name not in head]:
-        raise FileError(f"{path}: is damaged: it lacks the column {absent[0]}")
-    for i, row in enumerate(rows):
-        if len(row) != len(head):
-            raise FileError(f"{path}: is damaged: line {i + 2} has {len(row)} values, not {len(head)}")
-    try:
-        values = np.array([list(map(float, row)) for row in rows], np.float64).reshape(len(rows), len(head))
-    except ValueError as error:
-        raise FileError(f"{path}: is damaged: {str(error)[:LONGEST]}") from None
-    found = {name: values[:, head.index(name)] for name in names}
+    found = read_columns(path, names)
     _within(found["frames"], 1, 1e13, path, "frames")
     if (np.diff(found["frames"]) < 0).any():
         raise FileError(f"{path}: is damaged: its frames go backwards")
@@ -185,17 +170,32 @@ def _within(values: Float64[np.ndarray, " n"], low: float, high: float, path: Pa
 def _visits(path: Path) -> tuple[np.ndarray, tuple[float, float, float, float]]:
     if not path.is_file():
         raise FileError(f"{path}: is missing")
-    try:
-        content = json_of(path)
-        counts = np.array([[row.split() for row in part] for part in content["counts"]]).astype(np.int64)
-        left, bottom, right, top = (float(edge) for edge in content["bounds"])
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise error if isinstance(error, FileError) else FileError(f"{path}: is damaged: no visits") from None
-    if counts.shape != (SLICES, CELLS, CELLS) or (counts < 0).any() or (counts > 10**13).any():
+    content = json_of(path)
+    counts, edges = _counts(content.get("counts")), content.get("bounds")
+    if counts is None:
         raise FileError(f"{path}: is damaged: it has not {SLICES} grids of {CELLS} × {CELLS} counts")
-    if not (left < right and bottom < top and math.isfinite(right - left) and math.isfinite(top - bottom)):
+    if not isinstance(edges, list) or len(edges) != 4 or any(type(edge) not in (int, float) for edge in edges):
+        raise FileError(f"{path}: is damaged: its bounds are no four numbers")
+    left, bottom, right, top = map(float, edges)
+    within = all(abs(edge) <= LARGEST_EDGE for edge in (left, bottom, right, top))
+    if not (within and left < right and bottom < top and 1 / FLATTEST <= (top - bottom) / (right - left) <= FLATTEST):
         raise FileError(f"{path}: is damaged: its bounds are none")
     return counts, (left, bottom, right, top)
+
+
+def _counts(content: Any) -> Int64[np.ndarray, "slices rows columns"] | None:
+    """The grids of a map; None if they are not of its size, or if a cell is no count of at most 14 digits."""
+    if not _is_list(content, SLICES, list) or not all(_is_list(part, CELLS, str) for part in content):
+        return None
+    rows = [row.split() for part in content for row in part]
+    cells = [cell for row in rows for cell in row]
+    if any(len(row) != CELLS for row in rows) or not all(map(COUNT.fullmatch, cells)):
+        return None
+    return np.array([int(cell) for cell in cells], np.int64).reshape(SLICES, CELLS, CELLS)
+
+
+def _is_list(content: Any, size: int, kind: type) -> bool:
+    return isinstance(content, list) and len(content) == size and all(isinstance(part, kind) for part in content)
 
 
 def _origin(content: Any) -> str:

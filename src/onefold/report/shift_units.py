@@ -1,6 +1,5 @@
 """The unit files of a benchmark, as a report takes them: every figure within its bounds, or the file left out."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from onefold.bench.checked import LONGEST, ORIGIN, Measured, measured
 from onefold.bench.results import FAILURES, LARGEST, Results
 from onefold.errors import FileError, InputError
 from onefold.report.score_page import visible
+from onefold.store import read_json
 
 
 class Failure(NamedTuple):
@@ -63,8 +63,10 @@ def _failures(folder: Path) -> tuple[list[Failure], list[str]]:
     found, damaged = [], []
     for path in sorted(folder.rglob("*.json")):
         try:
-            content = json.loads(path.read_text("utf-8") if path.stat().st_size <= LARGEST else "")
+            content = read_json(path, LARGEST)
             found.append(Failure(visible(str(content["unit"])[:LONGEST]), visible(str(content["reason"])[:2000])))
-        except (ValueError, RecursionError, LookupError, TypeError):
-            damaged.append(visible(f"{path}: is cut short or damaged"))
+        except FileError as error:
+            damaged.append(visible(str(error)))
+        except (LookupError, TypeError):
+            damaged.append(visible(f"{path}: is damaged: it lacks a unit or a reason"))
     return found, damaged

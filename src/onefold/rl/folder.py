@@ -3,8 +3,9 @@
 import contextlib
 import csv
 import io
-import json
-from collections.abc import Iterable, Sequence
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ FORMAT = 2
 SETTINGS, PROGRESS, EPISODES, VISITS = "settings.json", "progress.csv", "episodes.csv", "visits.json"
 CHECKPOINT, NETWORKS, LOCK = "checkpoint.safetensors", "networks.safetensors", ".lock"
 KIND, LIGHT = "run's checkpoint", "agent's networks"
-LARGEST = 2**26  # bytes of a text file of ours
+LARGEST_JSON = 2**20  # bytes: visits.json has 0.7 MB if every count has 13 digits
+LARGEST_TABLE = 2**26  # bytes of a CSV file
+LONGEST_LINE = 4096  # bytes of a line in it
+LONGEST_REASON = 300  # characters
 PROGRESS_COLUMNS = (
     "frames", "seconds", "frames_per_second", "episodes", "return", "success", "length", "q_value", "u_value", "loss",
     "td_error", "per_weight", "q_clipped", "u_clipped", "grad_norm", "bonus", "bonus_std", "bonus_loss",
@@ -61,7 +65,8 @@ class Folder:
 
     def unbegun(self) -> bool:
         """Whether it is of a run that was stopped before its first checkpoint: there is nothing to lose in it."""
-        done = (self.path / PROGRESS).is_file() and self.rows(PROGRESS)
+        progress = self.path / PROGRESS
+        done = progress.is_file() and len(list(itertools.islice(read_rows(progress), 2))) > 1
         return (self.path / SETTINGS).is_file() and not (self.path / CHECKPOINT).exists() and not done
 
     def begin(self, run: Run, about: dict[str, Any]) -> None:
@@ -78,11 +83,12 @@ class Folder:
             raise InputError(f"{self.path} holds no run: there is no {SETTINGS} in it")
         content = json_of(path)
         if content.get("format") != FORMAT:
-            raise FileError(f"{path}: was written in format {content.get('format')!r}, this version reads {FORMAT}")
+            written = repr(content.get("format"))[:LONGEST_REASON]
+            raise FileError(f"{path}: was written in format {written}, this version reads {FORMAT}")
         try:
             return from_plain(Run, content.get("run"))
         except InputError as error:
-            raise FileError(f"{path}: is damaged ({error})") from None
+            raise FileError(f"{path}: is damaged ({str(error)[:LONGEST_REASON]})") from None
 
     def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Rows at the end of a CSV file, whole."""
@@ -107,14 +113,8 @@ class Folder:
 
     def rows(self, name: str) -> list[dict[str, str]]:
         """The whole rows of a CSV file."""
-        path = self.path / name
-        if not path.is_file():
-            raise FileError(f"{path}: is missing")
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"{path}: is larger than any file of a run")
-        lines = path.read_text("utf-8", errors="replace").split("\n")[:-1]  # what has no end of line was cut short
-        found = list(csv.DictReader(lines))
-        return [row for row in found if None not in row and None not in row.values()]
+        head, *rows = [*read_rows(self.path / name)] or [[]]
+        return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
 
     def keep(self, tensors: dict[str, Tensor], run: Run) -> None:
         """A checkpoint, in place of the one before."""
@@ -137,21 +137,53 @@ class Folder:
     def trained(self) -> int:
         """For how many frames the networks that lie in it had been trained; they are the last that is written."""
         path = self.path / NETWORKS
-        return int(store.load(path, LIGHT)[1].get("frames", 0)) if path.is_file() else 0
+        frames = store.load(path, LIGHT)[1].get("frames") if path.is_file() else None
+        return frames if isinstance(frames, int) else 0
 
     def visited(self, visits: Visits) -> None:
         """Where the agent has been so far."""
         store.write_json(self.path / VISITS, visits.plain())
 
 
+def read_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the values of every line of a CSV file of numbers. A last line without an end was cut short: left out.
+
+    A line that is too long has no values.
+    """
+    if not path.is_file():
+        raise FileError(f"{path}: is missing")
+    if path.stat().st_size > LARGEST_TABLE:
+        raise FileError(f"{path}: is larger than any file of a run")
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            rest = line
+            while not rest.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
+                line = b""
+            if rest:
+                yield line.decode("utf-8", "replace").rstrip("\r\n").split(",") if line else []
+
+
+def read_columns(path: Path, names: Sequence[str]) -> dict[str, Float64[np.ndarray, " _"]]:
+    """Return columns of a CSV file of numbers; refuse it if a line is damaged."""
+    rows, values = read_rows(path), array("d")
+    head = next(rows, [])
+    if absent := [name for name in names if name not in head]:
+        raise FileError(f"{path}: is damaged: it lacks the column {absent[0]}")
+    places = [head.index(name) for name in names]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            raise FileError(f"{path}: is damaged: line {number} has {len(row)} values, not {len(head)}")
+        try:
+            values.extend(float(row[place]) for place in places)
+        except ValueError as error:
+            raise FileError(f"{path}: is damaged: line {number}: {str(error)[:LONGEST_REASON]}") from None
+    columns = np.frombuffer(values).reshape(-1, len(names)).T
+    return dict(zip(names, columns, strict=True))
+
+
 def json_of(path: Path) -> dict[str, Any]:
     """A JSON object that a run has left."""
-    if path.stat().st_size > LARGEST:
-        raise FileError(f"{path}: is larger than any file of a run")
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        raise FileError(f"{path}: is damaged: no JSON") from None
+    content = store.read_json(path, LARGEST_JSON)
     if not isinstance(content, dict):
         raise FileError(f"{path}: is damaged: no JSON object")
     return content

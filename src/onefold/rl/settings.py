@@ -12,6 +12,7 @@ from onefold.rl.agents import AGENTS, Agent, Learning
 from onefold.rl.worlds import suited, world
 
 T = TypeVar("T")
+LARGEST_INTEGER, MOST_LAYERS = 2**53, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +100,9 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         return from_plain(hint, value)
     wrong = InputError(f"the setting {name} cannot be {value!r}")
     if get_origin(hint) is tuple:
-        if not isinstance(value, list) or any(type(part) is not int for part in value):
+        if not isinstance(value, list) or len(value) > MOST_LAYERS or any(type(part) is not int for part in value):
             raise InputError(f"{wrong}: whole numbers in brackets are needed, as [16,32]")
-        return tuple(value)
+        return tuple(_value(name, int, part) for part in value)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise InputError(f"the setting {name} is one of {', '.join(get_args(hint))}, not {value!r}")
@@ -109,4 +110,6 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, ())
     if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
         raise InputError(f"{wrong}: true or false") if hint is bool else wrong
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"the setting {name} is too large an integer")
     return float(value) if hint is float else value

@@ -226,6 +226,29 @@ def test_diagnosis_says_ok_by_its_status(fitted: Path, home: Path, onefold_: Cli
     one_line(onefold_("diagnose", fitted, "--data", home / "table.csv"), str(home / "table.csv"), "is a table")
 
 
+@pytest.mark.parametrize(("method", "features"), [("gp", ""), ("knn", ", and the features of 130 training samples")])
+def test_a_file_says_what_it_holds_of_the_data(
+    method: str, features: str, home: Path, tmp_path: Path, onefold_: Cli
+) -> None:
+    """Of each of the 130 rows three numbers in float64, a word being one."""
+    files, lines = [tmp_path / "with.onefold", tmp_path / "without.onefold"], []
+    for file, options in zip(files, ((), ("--no-samples",)), strict=True):
+        arguments = ("--method", method, "--device", "cpu", "--calibrate", home / "table.csv", *options)
+        done = onefold_("fit", home / "table.csv", "-o", file, *arguments)
+        assert done.status == 0, done.err
+        diagnosis = onefold_("diagnose", file)
+        lines.append(next(line for line in done.out.splitlines() if "the file holds" in line))
+        assert f"info  samples: {lines[-1]}" in diagnosis.out
+    raw = "130 raw training samples (3.0 KiB; --no-samples leaves them out)"
+    assert lines == [f"the file holds {raw}{features}", f"the file holds no raw training samples{features}"]
+    whole, bare = (onefold.load(file) for file in files)
+    assert bare.remembered is None
+    assert len(whole.remembered) == 130  # pyright: ignore[reportArgumentType]
+    np.testing.assert_array_equal(bare.score(str(home / "table.csv")), whole.score(str(home / "table.csv")))
+    done = onefold_("score", files[1], home / "table.csv", "-o", tmp_path / "s.csv", "--report", tmp_path / "p.html")
+    assert done.status == 0, done.err
+
+
 def test_an_exported_detector_gives_the_scores_of_the_table(fitted: Path, home: Path, onefold_: Cli) -> None:
     assert onefold_("export", fitted, home / "m.pt2").status == 0
     raw = torch.from_numpy(images(home))
@@ -244,7 +267,7 @@ def images(home: Path) -> np.ndarray:
 
 def test_help_of_every_verb(onefold_: Cli) -> None:
     for verb, words in {
-        "fit": ("DATA", "-o FILE", "--context DATA", "--model NET.pt2", "--calibrate DATA", "--fpr"),
+        "fit": ("DATA", "-o FILE", "--context DATA", "--model NET.pt2", "--calibrate DATA", "--fpr", "--no-samples"),
         "score": ("DETECTOR DATA", ".csv or .parquet", "--report PAGE.html", "--model NET.pt2"),
         "diagnose": ("DETECTOR", "--data DATA", "--model NET.pt2"),
         "export": ("DETECTOR FILE", ".onnx or .pt2"),

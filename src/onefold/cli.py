@@ -128,6 +128,8 @@ class Fit:
     """Training steps (csd, rnd)."""
     seed: int = 0
     """The same seed gives the same detector on the same machine."""
+    samples: bool = True
+    """Keep up to 5,000 raw training samples in the file, for reports, diagnose and updates; or none."""
     device: str = "auto"
     """cpu, cuda, or the first GPU if there is one."""
 

@@ -16,12 +16,14 @@ import numpy as np
 from onefold import store
 from onefold.alarm import check_rate
 from onefold.detector import Detector, Exports
-from onefold.diagnosis import Diagnosis
+from onefold.diagnosis import Diagnosis, Finding
 from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.files import load
-from onefold.inputs import batch_length
+from onefold.inputs import batch_length, batch_tensors
 from onefold.kernels import from_model
+from onefold.memory import human
 from onefold.methods import CSD, KNN, RND, LastLayerGP
+from onefold.methods.knn import KNNScorer
 from onefold.programs import check_takes, picture_for, program
 from onefold.progress import busy, shown, tidied
 from onefold.report.score_table import check_table, write_table
@@ -50,6 +52,7 @@ class FitJob:
     fpr: float = 0.05
     steps: int | None = None
     seed: int = 0
+    samples: bool = True
     device: str = "auto"
 
     @property
@@ -85,13 +88,14 @@ def fit(job: FitJob) -> tuple[Detector, list[str]]:
         detector.fit(given.train, **keywords)
     with _called(job.calibrate or job.data):
         detector.calibrate(given.held_out, job.fpr)
-        detector.save(job.out)
+        detector.save(job.out, samples=job.samples)
     if "checkpoint" in keywords:
         job.part.unlink(missing_ok=True)
     assert detector.alarm is not None
     notes = [
         f"fitted on {_count(detector)} samples, calibrated on {len(detector.alarm.scores)}: scores above "
         f"{detector.threshold:.4g} raise an alarm, as {job.fpr:.2%} of familiar inputs will",
+        _contents(detector, samples=job.samples).message,
         *_name_skipped(given.sources, job.out),
     ]
     return detector, notes
@@ -140,13 +144,17 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
 
 @tidied()
 def diagnose(file: Path, data: str | None, model: Path | None) -> Diagnosis:
-    """What speaks for and against a detector, printed too."""
+    """What speaks for and against a detector, and what of the training data its file holds; printed too."""
     detector = opened(file, model)
     if data is None:
-        return detector.diagnose()
-    with _called(data):
-        source = open_source(data, form=detector.reader.form, name=data)
-        return detector.diagnose(_watched(source, "scoring"))
+        diagnosis = detector.diagnose(show=False)
+    else:
+        with _called(data):
+            source = open_source(data, form=detector.reader.form, name=data)
+            diagnosis = detector.diagnose(_watched(source, "scoring"), show=False)
+    diagnosis = Diagnosis((*diagnosis, _contents(detector)))
+    print(diagnosis)
+    return diagnosis
 
 
 def export(file: Path, out: Path, model: Path | None) -> None:
@@ -272,6 +280,17 @@ def _called(name: str) -> Iterator[None]:
     except InputError as error:
         text = str(error)
         raise InputError(name + text[1:] if text.startswith("x ") else text) from None
+
+
+def _contents(detector: Detector, *, samples: bool = True) -> Finding:
+    """What of the training data the file of a detector holds, saved with these `samples`."""
+    state = detector._fitted()
+    raw = [memory.samples for memory in state.memories.values() if samples and memory.samples is not None]
+    count, size = sum(map(batch_length, raw)), sum(t.nbytes for batch in raw for t in batch_tensors(batch))
+    amount, more = (f"{count:,}", f" ({human(size)}; --no-samples leaves them out)") if raw else ("no", "")
+    if isinstance(state.scorer, KNNScorer):
+        more += f", and the features of {len(state.scorer.bank):,} training samples"
+    return Finding("samples", count, None, f"the file holds {amount} raw training samples{more}")
 
 
 def _count(detector: Detector) -> int:

@@ -1,8 +1,10 @@
 """Ranking metrics against brute force; the embedded sets are what they say."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from onefold import metrics
-from onefold.data import digits, letters, perturb
+from onefold.data import digits, glyphs, letters, perturb
 from onefold.data.glyphs import FACES, LETTERS
 from onefold.errors import InputError
 
@@ -89,8 +91,24 @@ def test_letters_are_made_like_the_digits() -> None:
     np.testing.assert_array_equal(found, letters(300, seed=1))
     assert len({x.tobytes() for x in found}) > 290
     assert letters(3, size=16).shape == (3, 16, 16)
-    assert len(FACES) == 22
+    assert (len(FACES), len(set(FACES))) == (22, 21)
     assert len(LETTERS) == 20
+
+
+def test_letters_need_no_font_that_the_oldest_matplotlib_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib 3.9, the lower bound, has the fonts of 3.11 but for two."""
+    fonts = tmp_path / "fonts" / "ttf"
+    fonts.mkdir(parents=True)
+    for font in (Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("*.ttf"):
+        if font.stem not in ("cmti10", "LastResortHE-Regular"):
+            (fonts / font.name).symlink_to(font)
+    expected = letters(300)
+    monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
+    glyphs._font.cache_clear()
+    try:
+        np.testing.assert_array_equal(letters(300), expected)
+    finally:
+        glyphs._font.cache_clear()
 
 
 def test_perturbation_is_brightness_contrast_and_a_box() -> None:

@@ -1,5 +1,6 @@
 """The command line and the pages, as a person meets them."""
 
+import dataclasses
 import json
 import os
 import pty
@@ -17,7 +18,8 @@ from browser import CHROMIUM
 
 from onefold import cli, demo, toy
 from onefold.report.page import render
-from onefold.report.plots import draw_line, draw_plane
+from onefold.report.plots import draw_line, draw_plane, histogram
+from onefold.report.score_page import score_axis
 
 
 def onefold(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
@@ -119,6 +121,31 @@ def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo: Any) -
     assert "script" not in links.tags
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "a &amp; b" in page
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_scores_are_drawn_on_an_axis_that_suits_them(scale: str) -> None:
+    """Scores that can be negative on a linear axis, scores that span decades on a logarithmic one; none is left out."""
+    rng = np.random.default_rng(0)
+    familiar, strange = rng.normal(0, 1, 500), {"near": rng.normal(2, 1, 400), "far": rng.normal(6, 1, 400)}
+    if scale == "log":
+        familiar, strange = np.exp(familiar), {name: np.exp(scores) for name, scores in strange.items()}
+    figure = histogram(familiar, strange, score_axis(np.concatenate([familiar, *strange.values()])))
+    assert len(figure.axes) == 2
+    for ax in figure.axes:
+        heights = [[bar.get_height() for bar in bars] for bars in ax.containers]  # pyright: ignore[reportGeneralTypeIssues]
+        assert ax.get_xscale() == scale
+        np.testing.assert_allclose(np.sum(heights, axis=1), 1)
+        assert np.max(heights) < 0.25
+        assert min(np.count_nonzero(row) for row in heights) >= 10
+
+
+def test_the_page_names_the_axis_of_each_method(small_demo: Any) -> None:
+    result, outcomes, data = small_demo
+    negative = dataclasses.replace(outcomes[0], familiar=outcomes[0].familiar - 0.5)
+    decades = dataclasses.replace(outcomes[1], familiar=np.exp(10 * outcomes[1].familiar))
+    page = render(result, [negative, decades], data, "CSD-Aug")
+    assert re.findall(r"<b>(.+?)</b><small>(\w+)</small>", page) == [("CSD", "linear"), ("CSD-Aug", "logarithmic")]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")

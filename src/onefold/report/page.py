@@ -9,6 +9,7 @@ import numpy as np
 
 from onefold.demo import Outcome, Sets
 from onefold.report.plots import contact_sheet, data_uri, histogram
+from onefold.report.score_page import score_axis
 
 SHOWN = 24  # images on a contact sheet
 LOWER_IS_BETTER = ("FPR95", "fit", "score")
@@ -36,10 +37,16 @@ def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, c
         strange=strange,
         means=_rows(outcomes, means),
         by_set=_rows(outcomes, by_set),
-        histograms=[(o.name, data_uri(histogram(o.familiar, o.strange))) for o in outcomes],
+        histograms=[_histogram(outcome) for outcome in outcomes],
         chosen=chosen,
         sheets=_sheets(next(o for o in outcomes if o.name == chosen), data),
     )
+
+
+def _histogram(outcome: Outcome) -> tuple[str, bool, str]:
+    """The method's name, whether its axis is logarithmic, and the picture."""
+    axis = score_axis(np.concatenate([outcome.familiar, *outcome.strange.values()]))
+    return outcome.name, axis["log"], data_uri(histogram(outcome.familiar, outcome.strange, axis))
 
 
 def _rows(outcomes: Sequence[Outcome], columns: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:

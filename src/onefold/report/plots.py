@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from onefold.toy import EXACT, EXTENT, LAST_LAYER, Line, Plane
 
 INK, MUTED, FAMILIAR, STRANGE = "#1d2733", "#8b97a5", "#2a78b5", "#d1495b"
 STYLE_DPI = 160
+BINS = 40  # of a histogram
 
 
 def png(figure: Figure, dpi: int = STYLE_DPI) -> bytes:
@@ -84,20 +86,20 @@ def draw_plane(plane: Plane, path: Path) -> None:
     write_bytes(path, png(figure))
 
 
-def histogram(familiar: NDArray[np.float64], strange: Mapping[str, NDArray[np.float64]]) -> Figure:
-    """Scores of the familiar set against each strange one, on one logarithmic axis."""
-    figure = Figure(figsize=(3.1 * len(strange), 1.9), layout="constrained")
+def histogram(
+    familiar: NDArray[np.float64], strange: Mapping[str, NDArray[np.float64]], axis: Mapping[str, Any]
+) -> Figure:
+    """Scores of the familiar set against each strange one, on one axis of `score_axis`."""
+    figure = Figure(figsize=(2.4 * len(strange), 1.6), layout="constrained")
     axes = figure.subplots(1, len(strange), sharey=True, squeeze=False)[0]
-    floor = max(float(np.quantile(familiar, 0.001)), 1e-12)
-    everything = np.concatenate([familiar, *strange.values()])
-    bins = np.geomspace(floor, max(float(everything.max()), floor * 1.01), 40)
+    bins = (np.logspace if axis["log"] else np.linspace)(axis["lo"], axis["hi"], BINS + 1)
     for ax, (name, scores) in zip(axes, strange.items(), strict=True):
         for values, colour in ((familiar, FAMILIAR), (scores, STRANGE)):
             ax.hist(
                 np.clip(values, bins[0], bins[-1]), bins=list(bins), weights=np.full(len(values), 1 / len(values)),
                 color=colour, alpha=0.62,
             )  # fmt: skip
-        ax.set_xscale("log")
+        ax.set_xscale("log" if axis["log"] else "linear")
         ax.set_title(name, fontsize=9, color=INK)
         _tidy(ax)
         ax.set_yticks([])

@@ -100,7 +100,7 @@ def _content(page: ScorePage) -> dict[str, Any]:
     """What the page's script reads. Names come as they are shown; the few that differ also as they are."""
     names = [visible(name) for name in page.names]
     return {
-        "axis": _axis(np.concatenate([page.familiar, page.scores]), page.threshold),
+        "axis": score_axis(np.concatenate([page.familiar, page.scores]), page.threshold),
         "familiar": _numbers(page.familiar),
         "scores": _numbers(page.scores),
         "pvalues": None if page.pvalues is None else _numbers(page.pvalues),
@@ -131,8 +131,9 @@ def _number(value: float | None, digits: int = 17) -> float | str | None:
     return float(f"{value:.{digits}g}")
 
 
-def _axis(values: Float[np.ndarray, " n"], threshold: float | None) -> dict[str, Any]:
-    """The range of the histogram and of the slider: a little more than the values, so that both ends can be reached."""
+def score_axis(values: Float[np.ndarray, " n"], threshold: float | None = None) -> dict[str, Any]:
+    """Return the range of a histogram of scores, and of its slider: a little more than the values, for both ends to be
+    reached. It is in powers of ten (`log`) where scores are never negative and span more than `DECADES`."""
     everything = np.append(values, [] if threshold is None else [threshold]).astype(np.float64)
     finite = everything[np.isfinite(everything)]
     if not len(finite):

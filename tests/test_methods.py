@@ -198,6 +198,21 @@ def test_unknown_devices_are_refused(name: str) -> None:
             MAKERS[name](device="cuda")
 
 
+@pytest.mark.parametrize("name", ["CSD", "LastLayerGP"])
+def test_one_pass_gives_score_variance_and_relative_variance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = vectors(80)
+    detector = fit(name, x)
+    separate = {key: getattr(detector, key)(x) for key in ("score", "variance", "relative")}
+    passes: list[int] = []
+    scorer = type(detector._fitted().scorer)
+    parts = scorer.parts
+    monkeypatch.setattr(scorer, "parts", lambda self, batch: (passes.append(len(batch)), parts(self, batch))[1])
+    together = detector.outputs(x)
+    assert passes == [80]
+    for key, values in separate.items():
+        np.testing.assert_array_equal(together[key], values)
+
+
 @pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
 def test_half_of_a_ring_makes_the_other_half_strange(name: str) -> None:
     """Training must make the seen half familiar, and leave the other, of the same size and shape, strange."""

@@ -261,6 +261,12 @@ class Detector(ABC):
         with exact_float32():
             return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
 
+    def _over_all(self, state: Fitted, function: Callable[[Any, Any], tuple[Tensor, ...]], raw: Batch) -> list[Scores]:
+        """function(scorer, prepared batch) over raw samples in memory, for a function that gives several numbers."""
+        with exact_float32():
+            parts = [function(state.scorer, batch) for batch in self._prepared(state, raw)]
+        return [np.concatenate([_finite(part) for part in side]) for side in zip(*parts, strict=True)]
+
     def _prepared(self, state: Fitted, raw: Batch) -> Iterator[Any]:
         for part in batch_slices(raw, self._at_once(state)):
             with torch.no_grad():
@@ -296,6 +302,27 @@ class Detector(ABC):
         return self._alarm
 
 
+class Variances:
+    """Methods that estimate the variance of an infinite ensemble; their scorers compute all numbers in one pass."""
+
+    def variance(self, x: ArrayLike) -> Scores:
+        """Return the variance in the scale of the features (Eq. 12; Eq. 27 for a normalised g); never negative."""
+        return self.outputs(x)["variance"]
+
+    def relative(self, x: ArrayLike) -> Scores:
+        """Return the variance as a share of its prior, free of the scale of the features; never negative."""
+        return self.outputs(x)["relative"]
+
+    def outputs(self, x: ArrayLike) -> dict[str, Scores]:
+        """Return `score`, `variance` and `relative` of each input, from one pass of the networks."""
+        assert isinstance(self, Detector)
+        state = self._fitted()
+        batches = state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True)
+        parts = [self._over_all(state, _outputs, raw) for raw in batches]
+        score, variance, relative = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return {"score": score, "variance": variance, "relative": relative}
+
+
 class Exports:
     """Methods whose scorer is a plain network can leave Python."""
 
@@ -313,6 +340,15 @@ class Exports:
 
 def _score(scorer: Any, batch: Any) -> Tensor:
     return scorer(batch)
+
+
+def _outputs(scorer: Any, batch: Any) -> tuple[Tensor, ...]:
+    return scorer.outputs(batch)
+
+
+def parts(scorer: Any, batch: Any) -> tuple[Tensor, ...]:
+    """Return relative variance and scale of a batch."""
+    return scorer.parts(batch)
 
 
 def _finite(scores: Tensor) -> Scores:

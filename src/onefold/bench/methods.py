@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onefold.bench.classifiers import Sizes, classifier, predicted
 from onefold.bench.sets import Data, contexts, familiar
 from onefold.bench.units import METHODS, Preset, Rates, Unit
-from onefold.detector import Detector
+from onefold.detector import Detector, Variances
 from onefold.distil import Architecture
 from onefold.errors import InputError
 from onefold.inputs import pick_device
@@ -159,10 +159,7 @@ def scores(job: Job, detector: Detector, x: np.ndarray) -> dict[str, NDArray[np.
     x = _shaped(job, x)
     if isinstance(detector, Predicts):
         return {name: values for name, values in detector.judgements(x).items() if name != "predicted"}
-    found = {"score": detector.score(x)}
-    if isinstance(detector, CSD | LastLayerGP):
-        found |= {"variance": detector.variance(x), "relative": detector.relative(x)}
-    return found
+    return detector.outputs(x) if isinstance(detector, Variances) else {"score": detector.score(x)}
 
 
 def classes(job: Job, detector: Detector, x: np.ndarray) -> NDArray[Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onefold.arguments import check_choice, check_instance, check_number
-from onefold.detector import EXAMINED, Detector, Exports
+from onefold.detector import EXAMINED, Detector, Exports, Variances, parts
 from onefold.diagnosis import Finding, agreement, convergence, familiarity
 from onefold.distil import (
     Architecture,
@@ -39,14 +39,14 @@ from onefold.reader import Reader
 from onefold.reservoir import Reservoir, capacity_for, scrambled
 from onefold.samples import CPU_BUDGET, HELD_OUT, Learned, Resident, Samples, hold_out, learn
 from onefold.train import Recipe, run
-from onefold.types import ArrayLike, Kernel, Scores
+from onefold.types import ArrayLike, Kernel
 
 PRIOR_WIDTH = 256
 STATISTICS = 4096  # samples whose mean and spread are taken
 AUGMENT = 0.5  # share of contexts to augment where nothing is said and the data are images
 
 
-class CSD(Detector, Exports):
+class CSD(Variances, Detector, Exports):
     """Contextual Similarity Distillation (Section 3).
 
     `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14), or
@@ -180,14 +180,6 @@ class CSD(Detector, Exports):
         self._settle(replace(state, **changed), train, loss)
         return self
 
-    def variance(self, x: ArrayLike) -> Scores:
-        """The ensemble's variance, Θ(x, x) − g(x, x) (Eq. 12; Eq. 27 for a normalised g); never negative."""
-        return self._gathered(lambda scorer, batch: scorer.variance(batch), x)
-
-    def relative(self, x: ArrayLike) -> Scores:
-        """The variance as a share of its prior, 1 − g(x, x)/Θ(x, x): free of the scale of the features."""
-        return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
-
     def _contexts(self, reader: Reader, extra: Reservoir | None, prepare: nn.Module) -> Contexts:
         own: Contexts = TrainContexts()
         share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
@@ -259,7 +251,7 @@ class CSD(Detector, Exports):
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
         few = state.familiar.few(HELD_OUT)
-        relative, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
+        relative, scale = self._over_all(state, parts, few)
         scorer.combine.learn(torch.from_numpy(relative), torch.from_numpy(scale))
         state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
         self._became(state)

@@ -34,9 +34,10 @@ class CSDScorer(nn.Module):
     def relative(self, x: Any) -> Tensor:
         return self.parts(x)[0]
 
-    def variance(self, x: Any) -> Tensor:
+    def outputs(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return score, variance and relative variance, from one pass."""
         relative, scale = self.parts(x)
-        return relative * scale
+        return scored(self.kind, self.combine, relative, scale), relative * scale, relative
 
     def forward(self, x: Any) -> Tensor:
         return scored(self.kind, self.combine, *self.parts(x))

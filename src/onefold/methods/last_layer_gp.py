@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.arguments import check_choice, check_integer, check_number
-from onefold.detector import Detector, Exports
+from onefold.detector import Detector, Exports, Variances, parts
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
@@ -68,9 +68,10 @@ class GPScorer(nn.Module):
     def relative(self, x: Any) -> Tensor:
         return self.parts(x)[0]
 
-    def variance(self, x: Any) -> Tensor:
-        share, scale = self.parts(x)
-        return share * scale
+    def outputs(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return score, variance and relative variance, from one pass."""
+        relative, scale = self.parts(x)
+        return scored(self.kind, self.combine, relative, scale), relative * scale, relative
 
     def forward(self, x: Any) -> Tensor:
         return scored(self.kind, self.combine, *self.parts(x))
@@ -93,7 +94,7 @@ def _width(triangle: Tensor) -> int:
     return (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
 
 
-class LastLayerGP(Detector, Exports):
+class LastLayerGP(Variances, Detector, Exports):
     """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
 
     It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
@@ -158,14 +159,6 @@ class LastLayerGP(Detector, Exports):
                 self._absorb(scorer, gram, batch, half_life)
         return self._settled(state, gram)
 
-    def variance(self, x: ArrayLike) -> Scores:
-        """The variance in the scale of the features; never negative."""
-        return self._gathered(lambda scorer, batch: scorer.variance(batch), x)
-
-    def relative(self, x: ArrayLike) -> Scores:
-        """The variance as a share of its prior, in [0, 1]."""
-        return self._gathered(lambda scorer, batch: scorer.relative(batch), x)
-
     @torch.no_grad()
     def _absorb(self, scorer: GPScorer, gram: Tensor, batch: Any, half_life: float | None) -> None:
         """S ← Σ 2^(−age/half-life) φ̄φ̄ᵀ, the newest sample having age 0."""
@@ -197,7 +190,7 @@ class LastLayerGP(Detector, Exports):
     def _left_out(self, state: Fitted) -> tuple[Tensor, Tensor]:
         """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
         few = state.reservoir.few(HELD_OUT)
-        share, scale = (self._over(state, lambda s, b, i=i: s.parts(b)[i], few) for i in range(2))
+        share, scale = self._over_all(state, parts, few)
         leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
         left_out = (share / (1 - leverage)).clip(max=1)
         return torch.from_numpy(left_out).to(self.device), torch.from_numpy(scale).to(self.device)

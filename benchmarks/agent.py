@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from onefold.inputs import pick_device
-from onefold.provenance import provenance
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
 from onefold.rl.agents import AGENTS, Learning
 from onefold.rl.doom import ACTIONS
 from onefold.rl.learner import Learner
@@ -27,7 +28,6 @@ from onefold.rl.loop import Loop
 from onefold.rl.replay import ReplaySettings
 from onefold.rl.vector import Steps, Workers
 from onefold.rl.worlds import world
-from onefold.store import write_json
 
 ENVIRONMENTS = 16
 TASK = "my-way-home-sparse"

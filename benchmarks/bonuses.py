@@ -20,10 +20,10 @@ import gymnasium
 import numpy as np
 import torch
 
-from onefold.provenance import provenance
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
 from onefold.rl.bonus import CSDBonus, RNDBonus
 from onefold.rl.small import Chain
-from onefold.store import write_json
 
 SEEDS, TUNING_SEED = range(5), 100
 BETAS = {

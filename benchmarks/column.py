@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
+from onefold.detectors._random_features import prior_kernel, random_network
 from onefold.distil import Architecture, TrainContexts, distillation, similarity_model
-from onefold.distil.augment import UNIFORMS
-from onefold.inputs import pick_device
-from onefold.methods.prior import prior_kernel, random_network
-from onefold.nets import Standardise
-from onefold.provenance import provenance
-from onefold.store import write_json
-from onefold.train import Draws, Loss, Recipe, Training
+from onefold.nn.augment import UNIFORMS
+from onefold.nn.nets import Standardise
+from onefold.nn.train import Draws, Loss, Recipe, Training
 
 
 def alone(x: Tensor, recipe: Recipe, seed: int) -> Training:

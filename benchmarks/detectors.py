@@ -19,15 +19,15 @@ from torch import Generator, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold import CSD, KNN, DeepEnsemble, Energy, LastLayerGP
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
 from onefold.data.perturb import perturb
-from onefold.inputs import pick_device
+from onefold.inputs import open_npz
 from onefold.kernels import from_model
 from onefold.metrics import accuracy, auroc
-from onefold.nets import Standardise, backbone
-from onefold.provenance import provenance
-from onefold.sources import open_npz
-from onefold.store import write_json
-from onefold.train import Draws, Recipe, Training, run
+from onefold.nn.nets import Standardise, backbone
+from onefold.nn.train import Draws, Recipe, Training, run
 
 SETS = ("fashion_mnist", "mnist", "kmnist_10k", "notmnist_22k")
 CLASSIFIER = Recipe(steps=2000, batch=256, lr=1e-3)

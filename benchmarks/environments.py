@@ -17,10 +17,10 @@ import gymnasium
 import numpy as np
 import torch
 
-from onefold.provenance import provenance
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
 from onefold.rl.doom import ACTIONS, MyWayHome
 from onefold.rl.vector import Workers
-from onefold.store import write_json
 
 WARM_UP = 10  # steps of a round that are not counted
 

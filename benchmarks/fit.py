@@ -18,6 +18,10 @@ import torch
 from torch import Generator
 from torch.utils.flop_counter import FlopCounterMode
 
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
+from onefold.detectors._random_features import prior_kernel, random_network
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -29,14 +33,10 @@ from onefold.distil import (
     similarity_loss,
     similarity_model,
 )
-from onefold.distil.augment import UNIFORMS
-from onefold.inputs import pick_device
 from onefold.kernels import Features
-from onefold.methods.prior import prior_kernel, random_network
-from onefold.nets import Standardise
-from onefold.provenance import provenance
-from onefold.store import write_json
-from onefold.train import COMPILED_FROM, Recipe
+from onefold.nn.augment import UNIFORMS
+from onefold.nn.nets import Standardise
+from onefold.nn.train import COMPILED_FROM, Recipe
 
 WARM_UP = 20  # steps: capturing and compiling happen in them
 

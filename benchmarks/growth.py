@@ -15,10 +15,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from onefold import CSD, RND, LastLayerGP
-from onefold.inputs import pick_device
-from onefold.provenance import provenance
-from onefold.store import write_json
-from onefold.train import Recipe
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
+from onefold.nn.train import Recipe
 
 STEPS = 200
 

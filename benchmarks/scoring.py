@@ -23,12 +23,12 @@ from torch import Generator, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold import CSD, DeepEnsemble
-from onefold.inputs import pick_device
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
 from onefold.kernels import from_model
-from onefold.nets import Impala, Standardise, backbone, finished
-from onefold.provenance import provenance
-from onefold.store import write_json
-from onefold.train import Recipe
+from onefold.nn.nets import Impala, Standardise, backbone, finished
+from onefold.nn.train import Recipe
 
 BATCH = 1024
 TRAIN = 2000

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.fused import Form, fits, stage
-from onefold.provenance import provenance
-from onefold.store import write_json
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
+from onefold.rl.fused import Form, fits, stage
 
 FORMS = [Form(8, 32, 42), Form(32, 32, 21), Form(32, 64, 11), Form(8, 16, 42), Form(16, 16, 21), Form(16, 32, 11)]
 

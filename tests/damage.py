@@ -19,8 +19,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 import onefold
-from onefold import store
-from onefold.detector import KIND
+from onefold.core import storage
+from onefold.detectors.base import KIND
 from onefold.errors import FileError, InputError
 
 SLOWEST = 2.0  # seconds of computing for one file
@@ -63,8 +63,8 @@ def at_random(content: bytes, rng: np.random.Generator) -> bytes:
 
 def forged(tensors: dict[str, Tensor], header: Any, /, **about: Any) -> bytes:
     """A file with this content and the checksum that belongs to it."""
-    digest = store.fingerprint(header, sorted(tensors), *(tensors[name] for name in sorted(tensors)))
-    content = {"format": store.FORMAT, "kind": KIND, "sha256": digest, "header": header, **about}
+    digest = storage.fingerprint(header, sorted(tensors), *(tensors[name] for name in sorted(tensors)))
+    content = {"format": storage.FORMAT, "kind": KIND, "sha256": digest, "header": header, **about}
     plain = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     return to_safetensors(plain, metadata={"onefold": json.dumps(content)})
 
@@ -209,7 +209,7 @@ def forged_trial(trial: Trial, count: int, seed: int) -> None:
     """As many forged headers and tensors of every file, or if there are no more, all."""
     rng = np.random.default_rng(seed)
     for path in trial.files:
-        tensors, header = store.load(path, KIND)
+        tensors, header = storage.load(path, KIND)
         headers, others = list(forged_headers(header)), list(forged_tensors(tensors))
         for i in rng.permutation(len(headers))[:count]:
             trial.attempt(path, forged(tensors, headers[i]), f"header {i}", consistent=True)

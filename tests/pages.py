@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onefold.cli import main
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)(?P=ticks) *$",

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from test_methods import LABELLED, MAKERS, fit, vectors
 
 import onefold
-from onefold.alarm import Alarm, benjamini_hochberg
-from onefold.detector import Detector, Exports
+from onefold.detectors import METHODS
+from onefold.detectors.alarm import Alarm, benjamini_hochberg
+from onefold.detectors.base import Detector, Exports
 from onefold.errors import InputError, NotFittedError, OnefoldWarning
-from onefold.methods import METHODS
+from onefold.nn.train import Recipe
 
 SHAPES = {
     "continuous": lambda rng, n: rng.normal(size=n),
@@ -130,7 +131,7 @@ def test_the_verbs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
 def test_calibrating_on_other_data_warns(name: str) -> None:
-    detector = {"CSD": onefold.CSD(recipe=onefold.train.Recipe(steps=300, batch=32, lr=3e-3)),
+    detector = {"CSD": onefold.CSD(recipe=Recipe(steps=300, batch=32, lr=3e-3)),
                 "LastLayerGP": onefold.LastLayerGP(), "RND": onefold.RND()}[name].fit(vectors(500))  # fmt: skip
     with pytest.warns(
         OnefoldWarning, match=r"likeness: held-out samples look stranger than .* seem to come from elsewhere"

@@ -12,7 +12,8 @@ import torch
 from test_methods import vectors
 
 import onefold
-from onefold import arguments, kernels
+from onefold import kernels
+from onefold.core import arguments
 from onefold.errors import InputError
 
 
@@ -119,7 +120,7 @@ SCRIPT = """
 import json, sys
 from onefold import *
 from onefold import distil, kernels
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 from sklearn.pipeline import Pipeline
 from torch import nn, randn
 pipeline, x = Pipeline([("scale", "passthrough")]), randn(40, 4)

@@ -13,20 +13,20 @@ from torch import Generator, Tensor, nn
 
 import onefold
 from onefold import cli
+from onefold.core.batches import check_seed
+from onefold.core.storage import fingerprint
 from onefold.data import letters
+from onefold.detectors._random_features import prior_kernel, random_network
 from onefold.distil import Architecture, TrainContexts, contextual_limit, distillation, similarity_model
 from onefold.distil.wide import _largest_eigenvalue
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError, TrainingError
 from onefold.exact import PrimalGP, ntk_gp, reference_ensemble
-from onefold.inputs import check_seed
+from onefold.inputs.reader import Reader
+from onefold.inputs.samples import learn
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
-from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import accuracy, rank_correlation
-from onefold.nets import NTKMLP, Residual, Standardise, backbone
-from onefold.reader import Reader
-from onefold.samples import learn
-from onefold.store import fingerprint
-from onefold.train import Recipe, Training
+from onefold.nn.nets import NTKMLP, Residual, Standardise, backbone
+from onefold.nn.train import Recipe, Training
 
 SHORT = Recipe(steps=20, batch=16)
 
@@ -218,7 +218,7 @@ def image_training() -> tuple[nn.Module, Training]:
 
 def test_resuming_convolutions_from_a_file_is_exact(tmp_path) -> None:
     """Weights are kept channels last, files are not: Adam's moments must come back in the layout of their weights."""
-    from onefold.store import load, save
+    from onefold.core.storage import load, save
 
     whole, uninterrupted = image_training()
     for _ in uninterrupted:

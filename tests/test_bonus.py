@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator
 
-from onefold import store
+from onefold.core import storage
 from onefold.errors import FileError, InputError
 from onefold.rl import CSDBonus, IntrinsicReward, LastLayerGPBonus, RNDBonus
 from onefold.rl.bonus import KIND, load
@@ -147,7 +147,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
         bonus.save(path)
     bonus.update(numbers(9, 4))
     bonus.save(path)
-    tensors, header = store.load(path, KIND)
+    tensors, header = storage.load(path, KIND)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(FileError, match=r"bonus\.onefold"):
@@ -157,11 +157,11 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
         {"settings": {**header["settings"], "hidden": [33]}},
     ]  # fmt: skip
     for change in changes:
-        store.save(path, KIND, tensors, {**header, **change})
+        storage.save(path, KIND, tensors, {**header, **change})
         with pytest.raises(FileError, match="damaged, or made by another version"):
             load(path)
     name = next(name for name in tensors if name.endswith("exp_avg"))
-    store.save(path, KIND, {**tensors, name: torch.zeros(3)}, header)
+    storage.save(path, KIND, {**tensors, name: torch.zeros(3)}, header)
     with pytest.raises(FileError, match="damaged"):
         load(path)
 

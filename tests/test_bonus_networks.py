@@ -12,7 +12,7 @@ from torch import Generator
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.distil import similarity_loss
-from onefold.nets import Standardise
+from onefold.nn.nets import Standardise
 from onefold.rl.agents import AGENTS, Agent
 from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, Scale, Settling, bonus_rewards
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed

@@ -186,7 +186,7 @@ def pty_output() -> Iterator[tuple[int, int]]:
 def test_progress_is_shown_to_a_person_at_a_terminal(pty_output: tuple[int, int]) -> None:
     master, slave = pty_output
     code = (
-        "import numpy as np, onefold; from onefold.train import Recipe;"
+        "import numpy as np, onefold; from onefold.nn.train import Recipe;"
         "onefold.RND(recipe=Recipe(steps=400, batch=8)).fit(np.random.default_rng(0).normal(size=(40, 4)))"
     )
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}

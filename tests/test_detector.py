@@ -30,15 +30,15 @@ from torch.utils.data import (
 from users_models import ResNet, TextClassifier, regressor
 
 import onefold
-from onefold import diagnosis, metrics
-from onefold.cudnn import exact_float32, tuned_cudnn
-from onefold.detector import Exports
+from onefold import metrics
+from onefold.detectors import METHODS, diagnosis
+from onefold.detectors._combined_score import Combine
+from onefold.detectors._random_features import middle
+from onefold.detectors.base import Exports
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import Features, from_model
-from onefold.methods import METHODS
-from onefold.methods.combine import Combine
-from onefold.methods.prior import middle
-from onefold.train import Draws, Recipe, Training
+from onefold.nn.cudnn import exact_float32, tuned_cudnn
+from onefold.nn.train import Draws, Recipe, Training
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
 
@@ -339,7 +339,7 @@ def test_images_larger_than_the_budget_are_read_when_needed(tmp_path: Path, monk
     x = pictures(200, 8, 8)
     np.save(tmp_path / "x.npy", x)
     inside = fit("CSD", x)
-    monkeypatch.setattr("onefold.samples.CPU_BUDGET", 1000)
+    monkeypatch.setattr("onefold.inputs.samples.CPU_BUDGET", 1000)
     outside = MAKERS["CSD"]().fit(tmp_path / "x.npy")
     np.testing.assert_allclose(outside.score(x), inside.score(x), rtol=1e-4, atol=1e-5)
     with pytest.warns(OnefoldWarning, match="a fair sample of"):
@@ -714,7 +714,7 @@ def test_after_a_stream_csd_ranks_as_if_fitted_on_the_whole() -> None:
 
 
 def test_memory_of_a_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.samples.REMEMBERED", 100)
+    monkeypatch.setattr("onefold.inputs.samples.REMEMBERED", 100)
     csd = fit("CSD", vectors(150))
     for seed in range(4):
         csd.update(vectors(150, seed=seed))
@@ -808,7 +808,7 @@ def test_agreement_is_the_rank_correlation_with_last_layer_gp() -> None:
     state = csd._fitted()
     kernel = onefold.kernels.Features(state.scorer.map.prior)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     gp = onefold.LastLayerGP(kernel, score="relative").fit(x)
-    from onefold.reservoir import scrambled
+    from onefold.inputs.reservoir import scrambled
 
     samples = state.reservoir.samples
     assert isinstance(samples, torch.Tensor)

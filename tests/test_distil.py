@@ -29,7 +29,6 @@ from onefold.distil import (
     similarity_loss,
     similarity_model,
 )
-from onefold.distil.augment import UNIFORMS
 from onefold.distil.fit import Labels
 from onefold.distil.loss import random_pairs_loss
 from onefold.distil.wide import distil_wide, wide_similarity
@@ -37,8 +36,9 @@ from onefold.errors import InputError
 from onefold.exact import ntk_gp
 from onefold.kernels import Features, empirical_ntk, infinite
 from onefold.metrics import rank_correlation
-from onefold.nets import NTKMLP
-from onefold.train import Recipe
+from onefold.nn.augment import UNIFORMS
+from onefold.nn.nets import NTKMLP
+from onefold.nn.train import Recipe
 
 LAW = infinite(1, activation="erf", w_std=2.0, b_std=1.0)
 

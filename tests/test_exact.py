@@ -16,7 +16,7 @@ from onefold.errors import InputError, NotEnoughMemoryError, TrainingError
 from onefold.exact import Gram, PrimalGP, ntk_gp, reference_ensemble
 from onefold.exact.ensemble import initial_members, prior_correction
 from onefold.kernels import Features, infinite
-from onefold.nets import NTKMLP
+from onefold.nn.nets import NTKMLP
 
 KERNEL = infinite(1, activation="erf", w_std=1.5, b_std=0.3)
 NNGP = replace(KERNEL, kind="nngp")

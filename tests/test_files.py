@@ -23,14 +23,14 @@ from torch import nn
 from users_models import TextClassifier
 
 import onefold
-from onefold import store
 from onefold.cli import main
-from onefold.detector import KIND
+from onefold.core import storage
+from onefold.detectors import METHODS
+from onefold.detectors.base import KIND
 from onefold.distil import Architecture
 from onefold.errors import FileError, InputError, NotEnoughMemoryError
 from onefold.kernels import from_model, infinite
-from onefold.methods import METHODS
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 
 HERE = Path(__file__).parent
 TINY = Architecture(channels=(2,), hidden=(4,), outputs=3)
@@ -378,7 +378,7 @@ def test_a_gaussian_process_is_saved_as_half_of_one_matrix(tmp_path: Path) -> No
     gp.save(path, samples=False)
     z = torch.nn.functional.normalize(kernel.features(torch.from_numpy(vectors())), dim=1).double()
     rows, columns = np.tril_indices(width)
-    tensors, _ = store.load(path, KIND)
+    tensors, _ = storage.load(path, KIND)
     np.testing.assert_allclose(tensors["scorer.triangle"], (z.T @ z)[rows, columns], rtol=1e-12)
     assert path.stat().st_size < 8 * width * (width + 1) / 2 + 8192
     again: Any = onefold.load(path, model=kernel)
@@ -422,8 +422,8 @@ def test_models_that_lack_the_layer_or_are_not_needed_are_refused(folder: Path, 
 @pytest.mark.usefixtures("detectors")
 def test_texts_without_samples_go_unchecked_and_work(folder: Path) -> None:
     """Random whole numbers would be no tokens, so there is nothing that the model could be known by."""
-    assert "similarity" not in store.load(folder / "GP of texts.bare", KIND)[0]
-    assert "similarity" in store.load(folder / "GP of texts.onefold", KIND)[0]
+    assert "similarity" not in storage.load(folder / "GP of texts.bare", KIND)[0]
+    assert "similarity" in storage.load(folder / "GP of texts.onefold", KIND)[0]
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ def test_an_endless_header_is_refused_unread(tmp_path: Path, monkeypatch: pytest
     """Sparse files of sizes that nobody has: what cannot be right, or cannot fit, is not even read."""
     path = tmp_path / "hostile"
     with path.open("wb") as file:
-        file.write((store.LARGEST_HEADER + 1).to_bytes(8, "little"))
+        file.write((storage.LARGEST_HEADER + 1).to_bytes(8, "little"))
         file.truncate(2**40)
     with pytest.raises(FileError, match="damaged, or not a file of onefold"):
         onefold.load(path)
@@ -548,7 +548,7 @@ def test_an_endless_header_is_refused_unread(tmp_path: Path, monkeypatch: pytest
         file.write((100).to_bytes(8, "little"))
     with pytest.raises(NotEnoughMemoryError, match=r"reading .*hostile needs 2.0 TiB of memory"):
         onefold.load(path)
-    monkeypatch.setattr(store, "LARGEST_HEADER", 100)
+    monkeypatch.setattr(storage, "LARGEST_HEADER", 100)
     with pytest.raises(InputError, match=r"cannot be saved, its header has .* files have at most 100 B"):
         fit("RND", vectors()).save(tmp_path / "x")
     assert not (tmp_path / "x").exists()
@@ -575,7 +575,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_other_versions_and_kinds_are_named(entries: dict[str, Any], message: str, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.onefold"
-    path.write_bytes(forged(*store.load(tiny / "tiny RND.onefold", KIND), **entries))
+    path.write_bytes(forged(*storage.load(tiny / "tiny RND.onefold", KIND), **entries))
     with pytest.raises(FileError) as error:
         onefold.load(path)
     assert str(error.value).startswith(f"{path}: {message}")
@@ -583,7 +583,7 @@ def test_other_versions_and_kinds_are_named(entries: dict[str, Any], message: st
 
 
 def test_unknown_methods_are_named(tiny: Path, tmp_path: Path) -> None:
-    tensors, header = store.load(tiny / "tiny RND.onefold", KIND)
+    tensors, header = storage.load(tiny / "tiny RND.onefold", KIND)
     (tmp_path / "x").write_bytes(forged(tensors, {**header, "method": "os.system"}))
     with pytest.raises(
         FileError, match=r"made by the method 'os.system'; this version of onefold has CSD, LastLayerGP"
@@ -598,7 +598,7 @@ def test_booleans_are_booleans(tmp_path: Path) -> None:
     assert content.endswith(b"\x01")
     (tmp_path / "x").write_bytes(forged({"x": broken}, {}))
     with pytest.raises(FileError, match="damaged"):
-        store.load(tmp_path / "x", KIND)
+        storage.load(tmp_path / "x", KIND)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -651,7 +651,7 @@ def test_any_interruption_leaves_no_temporary_file(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        store.write_bytes(tmp_path / "x", b"content")
+        storage.write_bytes(tmp_path / "x", b"content")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -692,7 +692,7 @@ def test_what_is_not_a_regular_file_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(pipe)
     for path in (pipe, tmp_path / "link"):
         with pytest.raises(InputError, match="not a regular file"):
-            store.write_bytes(path, b"content")
+            storage.write_bytes(path, b"content")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     np.save(tmp_path / "x.npy", vectors(120))
     assert main(["fit", str(tmp_path / "x.npy"), "--out", str(pipe), "--method", "gp"]) == 2
@@ -707,13 +707,13 @@ def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
     link.symlink_to("folder/target")
     new.symlink_to("folder/made")
     for path in (link, new):
-        store.write_bytes(path, b"content")
+        storage.write_bytes(path, b"content")
         assert path.is_symlink()
         assert path.read_bytes() == b"content"
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["made", "target"]
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(OSError, match="circle"):
-        store.write_bytes(tmp_path / "circle", b"content")
+        storage.write_bytes(tmp_path / "circle", b"content")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
@@ -721,14 +721,14 @@ def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
     path.chmod(mode)
-    store.write_bytes(path, b"content")
+    storage.write_bytes(path, b"content")
     assert stat.S_IMODE(path.stat().st_mode) == mode
     assert path.read_bytes() == b"content"
 
 
 def test_new_files_have_the_usual_mode(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
-    store.write_bytes(tmp_path / "new", b"content")
+    storage.write_bytes(tmp_path / "new", b"content")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
@@ -741,7 +741,7 @@ def test_folders_without_permission_are_named(tmp_path: Path) -> None:
 
 def test_long_names_work(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 250)
-    store.write_bytes(long, b"content")
+    storage.write_bytes(long, b"content")
     assert long.read_bytes() == b"content"
 
 
@@ -749,17 +749,17 @@ def test_readers_see_the_old_or_the_new_never_a_part(tmp_path: Path) -> None:
     """One thread writes two detectors in turn, another reads all the while."""
     path = tmp_path / "x"
     contents = [{"x": torch.full((20_000,), float(i))} for i in range(2)]
-    store.save(path, "thing", contents[0], {})
+    storage.save(path, "thing", contents[0], {})
     done = threading.Event()
 
     def write() -> None:
         for i in range(40):
-            store.save(path, "thing", contents[i % 2], {})
+            storage.save(path, "thing", contents[i % 2], {})
         done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     while not done.is_set():
-        values = store.load(path, "thing")[0]["x"]
+        values = storage.load(path, "thing")[0]["x"]
         assert values.min() == values.max()
     writer.join()

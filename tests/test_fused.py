@@ -12,13 +12,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.fused import Form, fits, stage, stages
-from onefold.fused.compile import available
-from onefold.nets import Impala, backbone, forms, fuse, trunks
+from onefold.nn.nets import Impala, backbone, trunks
+from onefold.rl.fused import Form, fits, forms, fuse, stage, stages
+from onefold.rl.fused.compile import available
 from onefold.rl.networks import Trunk
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parent / "src" / "onefold" / "fused" / "stage.cu"
+SOURCE = HERE.parent / "src" / "onefold" / "rl" / "fused" / "stage.cu"
 POINTERS = {"enter": 5, "glance": 4, "climb": 5, "descend": 6, "leave": 4, "weigh_entry": 4, "weigh_units": 5}
 
 

@@ -12,18 +12,18 @@ from torch._inductor import config as inductor
 
 import onefold
 from onefold.data import digits, letters
+from onefold.detectors import _posterior
+from onefold.detectors._random_features import prior_kernel, random_network
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
 from onefold.kernels import empirical_ntk, from_model, last_layer
-from onefold.methods import sampling
-from onefold.methods.prior import prior_kernel, random_network
 from onefold.metrics import auroc, rank_correlation
-from onefold.nets import MLP, Standardise
+from onefold.nn.nets import MLP, Standardise
+from onefold.nn.train import Recipe, Training
 from onefold.rl.agents import AGENTS, Learning
 from onefold.rl.learner import Learner
 from onefold.rl.replay import ReplaySettings
 from onefold.rl.vector import Steps
-from onefold.train import Recipe, Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -135,7 +135,7 @@ def test_captured_chains_walk_like_plain_ones(keywords: Any, monkeypatch: pytest
     graphed = fitted()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     graphs: list[None] = []
-    monkeypatch.setattr(sampling, "replayed", lambda step, *_: graphs.append(None) or step)
+    monkeypatch.setattr(_posterior, "replayed", lambda step, *_: graphs.append(None) or step)
     plain, other = fitted(), fitted(seed=1)
     assert len(graphs) == 2
     assert np.mean(graphed.predict(data.x_test) == data.y_test) > 0.7

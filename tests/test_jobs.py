@@ -25,10 +25,11 @@ from PIL import Image
 from torch import nn
 
 import onefold
-from onefold import cli, progress, store
+from onefold import cli
+from onefold.core import progress, storage
 from onefold.errors import OnefoldWarning, warn
+from onefold.inputs import images as image_folder
 from onefold.report import score_table, shown
-from onefold.sources import images as image_folder
 
 QUICK = ("--steps", "4", "--device", "cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -554,7 +555,7 @@ def test_a_full_disk_loses_nothing(
     for path in (out, page, exported):
         path.write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "fsync", full)
+        patch.setattr(storage.os, "fsync", full)
         done = onefold_("score", fitted, home / "images", "-o", out, "--report", page)
         one_line(done, f"{out}: No space left on device", "make room")
         one_line(onefold_("export", fitted, exported), f"{exported}: No space left on device")
@@ -577,11 +578,11 @@ def test_a_fit_whose_result_cannot_be_written_goes_on_from_its_end(
             full()
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "fsync", full_for_the_result)
+        patch.setattr(storage.os, "fsync", full_for_the_result)
         one_line(onefold_(*fit), f"{file}: No space left on device")
     assert file.read_text() == "the old one"
     assert {path.name for path in tmp_path.iterdir()} == {"m.onefold", "m.onefold.part"}
-    _, header = store.load(tmp_path / "m.onefold.part", "training checkpoint")
+    _, header = storage.load(tmp_path / "m.onefold.part", "training checkpoint")
     assert header["step"] == 4
     assert onefold_(*fit).status == 0
     assert {path.name for path in tmp_path.iterdir()} == {"m.onefold"}
@@ -602,7 +603,8 @@ def test_a_file_that_grows_too_large_for_the_system(home: Path, tmp_path: Path) 
 
 KILLED = """
 import os, signal, sys
-from onefold import store, train
+from onefold.core import storage
+from onefold.nn import train
 from onefold.cli import main
 train.checkpointed.__defaults__ = (0.0,)  # a state after every step
 count, fsync = 0, os.fsync
@@ -627,7 +629,7 @@ def test_a_killed_fit_goes_on_to_the_same_detector(method: str, home: Path, tmp_
     assert killed.returncode == -signal.SIGKILL
     part = tmp_path / "m.onefold.part"
     assert not (tmp_path / "m.onefold").exists()
-    _, header = store.load(part, "training checkpoint")
+    _, header = storage.load(part, "training checkpoint")
     assert header["step"] == 2
     done = onefold_(*arguments, tmp_path / "m.onefold")
     assert done.status == 0, done.err
@@ -683,7 +685,7 @@ def test_control_c_while_scoring_leaves_what_was_there(
     out = tmp_path / "s.csv"
     out.write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "fsync", interrupt)
+        patch.setattr(storage.os, "fsync", interrupt)
         done = onefold_("score", fitted, home / "images", "-o", out)
     assert done == Done(130, "", "onefold: stopped\n")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"s.csv": "mine"}
@@ -802,9 +804,9 @@ def test_pictures_are_the_images_themselves(data: str, home: Path, tmp_path: Pat
 
 PEAK = """
 import resource, sys
-import onefold.samples
+import onefold.inputs.samples
 from onefold.cli import main
-onefold.samples.CPU_BUDGET = 8 * 2**20
+onefold.inputs.samples.CPU_BUDGET = 8 * 2**20
 peaks = []
 for data in sys.argv[2:]:
     fit = ["fit", data, "-o", sys.argv[1] + "/m.onefold", "--steps", "2", "--device", "cpu"]

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError
 from onefold.kernels import empirical_ntk, from_model, infinite, last_layer, logits
-from onefold.nets import MLP, NTKMLP, backbone
+from onefold.nn.nets import MLP, NTKMLP, backbone
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "ntk.json").read_text())
 

@@ -14,13 +14,13 @@ from torch import Generator, nn
 
 import onefold
 from onefold import metrics
+from onefold.detectors import METHODS
+from onefold.detectors._csd_scorer import CSDScorer
+from onefold.detectors._members import entropy, mutual_information, variance
 from onefold.distil import Architecture, Chain
 from onefold.errors import InputError, NotFittedError
 from onefold.kernels import from_model, infinite, last_layer
-from onefold.methods import METHODS
-from onefold.methods.csd_scorer import CSDScorer
-from onefold.methods.members import entropy, mutual_information, variance
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 
 SHORT = Recipe(steps=25, batch=16, lr=3e-3)
 SMALL = Architecture(channels=(4,), hidden=(32,), outputs=16)
@@ -397,7 +397,7 @@ def test_ensemble_learns_and_its_accuracy_is_measured(generator: Generator) -> N
 
 def test_members_see_their_own_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two members from the same initialisation can differ only by the data they saw."""
-    from onefold.methods import ensemble
+    from onefold.detectors import ensemble
 
     monkeypatch.setattr(ensemble, "generators", lambda _, count: [Generator().manual_seed(5) for _ in range(count)])
     p = MAKERS["DeepEnsemble"]().fit(vectors(), np.arange(60) % 3).probabilities(vectors())
@@ -518,8 +518,8 @@ def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["crops", "flips"])
 def test_train_images_are_cropped_and_flipped_as_asked(kind: str) -> None:
-    from onefold.distil.augment import augment
-    from onefold.methods.classifier import CHAINS
+    from onefold.detectors._classifier import CHAINS
+    from onefold.nn.augment import augment
 
     chain = CHAINS[kind]
     assert chain is not None

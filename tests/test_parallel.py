@@ -18,7 +18,9 @@ from torch import Generator, Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 import onefold
-from onefold import store
+from onefold.core import storage
+from onefold.detectors import CSD
+from onefold.detectors._random_features import prior_kernel, random_network
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -34,10 +36,8 @@ from onefold.distil import (
 from onefold.distil.contexts import Contexts
 from onefold.distil.parallel import parallel_distillation, run_together
 from onefold.errors import InputError, OnefoldError, OnefoldWarning
-from onefold.methods import CSD
-from onefold.methods.prior import prior_kernel, random_network
-from onefold.nets import Standardise
-from onefold.train import Recipe, Training, checkpointed
+from onefold.nn.nets import Standardise
+from onefold.nn.train import Recipe, Training, checkpointed
 from onefold.types import Kernel
 
 CPU = torch.device("cpu")
@@ -136,13 +136,13 @@ class Notes:
         self.folder, self.rank = folder, rank
 
     def keep(self, name: str, **tensors: Tensor) -> None:
-        store.save(self.folder / f"{name}.{self.rank}", "result", tensors, {})
+        storage.save(self.folder / f"{name}.{self.rank}", "result", tensors, {})
 
     def refused(self, name: str, attempt: Callable[[], Any]) -> None:
         try:
             attempt()
         except OnefoldError as error:
-            store.write_json(self.folder / f"{name}.{self.rank}", f"{type(error).__name__}: {error}")
+            storage.write_json(self.folder / f"{name}.{self.rank}", f"{type(error).__name__}: {error}")
 
 
 def local_pairs_only(notes: Notes) -> None:
@@ -157,7 +157,7 @@ def interrupted(notes: Notes, path: Path) -> None:
     training, identity = case("images").together(), ["images"]
     steps: Iterator[Any] = iter(training)
     if notes.rank == 0:
-        steps = checkpointed(training, path, store.fingerprint("cpu", *identity), every=0.0)
+        steps = checkpointed(training, path, storage.fingerprint("cpu", *identity), every=0.0)
     assert len(list(islice(steps, 12))) == 12
     dist.barrier()
     again = case("images")
@@ -224,13 +224,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the two processes have left behind."""
     place = tmp_path_factory.mktemp("parallel")
     alone, steps = case("images").alone(), 7
-    list(islice(checkpointed(alone, place / "alone", store.fingerprint("cpu", "images"), every=0.0), steps))
+    list(islice(checkpointed(alone, place / "alone", storage.fingerprint("cpu", "images"), every=0.0), steps))
     spawn(process, (place,), nprocs=PROCESSES)
     return place
 
 
 def results(folder: Path, name: str) -> list[dict[str, Tensor]]:
-    return [store.load(folder / f"{name}.{rank}", "result")[0] for rank in range(PROCESSES)]
+    return [storage.load(folder / f"{name}.{rank}", "result")[0] for rank in range(PROCESSES)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Generator
 
-from onefold import store
+from onefold.core import storage
 from onefold.errors import InputError
 from onefold.rl.replay import Replay, ReplaySettings
 
@@ -203,9 +203,9 @@ def test_what_is_new_has_the_highest_priority() -> None:
 
 def test_a_checkpoint_brings_everything_back(tmp_path: Any) -> None:
     replay, worlds = filled()
-    store.save(tmp_path / "r", "replay", replay.tensors(), {})
+    storage.save(tmp_path / "r", "replay", replay.tensors(), {})
     other = Replay(replay.settings, 2, (1,), torch.float32, CPU)
-    other.restore(store.load(tmp_path / "r", "replay")[0])
+    other.restore(storage.load(tmp_path / "r", "replay")[0])
     twins = [
         World(w.name, w.told, [Episode(list(e.frames), list(e.actions), list(e.rewards), e.end) for e in w.episodes])
         for w in worlds

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import InputError
-from onefold.reservoir import Reservoir, scrambled
+from onefold.inputs.reservoir import Reservoir, scrambled
 
 
 def numbers(start: int, stop: int) -> torch.Tensor:

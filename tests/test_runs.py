@@ -20,10 +20,10 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from onefold import store
 from onefold.cli import main
+from onefold.core import storage
+from onefold.detectors._random_features import generators
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
-from onefold.methods.prior import generators
 from onefold.report.runs_read import collect
 from onefold.rl import grid, told
 from onefold.rl.agents import Agent, Learning, LinearSchedule
@@ -55,7 +55,7 @@ def left(folder: Path) -> dict[str, Any]:
         {name: value for name, value in row.items() if name not in ("seconds", "frames_per_second")}
         for row in Folder(folder).rows("progress.csv")
     ]
-    networks = {name: t.tolist() for name, t in store.load(folder / NETWORKS, LIGHT)[0].items()}
+    networks = {name: t.tolist() for name, t in storage.load(folder / NETWORKS, LIGHT)[0].items()}
     texts = {name: (folder / name).read_text() for name in ("episodes.csv", "visits.json")}
     return {"progress": progress, "networks": networks, **texts}
 
@@ -83,8 +83,10 @@ def test_a_run_goes_on_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     until(resume(tmp_path, device="cpu", every=200), 700)
     until(resume(tmp_path, device="cpu", every=200))
     assert [int(row["worker_restarts"]) for row in Folder(tmp_path).rows(PROGRESS)][-1] == 6
-    tensors, header = store.load(tmp_path / CHECKPOINT, KIND)
-    store.save(tmp_path / CHECKPOINT, KIND, tensors | {"learner.generator": torch.zeros(16, dtype=torch.uint8)}, header)
+    tensors, header = storage.load(tmp_path / CHECKPOINT, KIND)
+    storage.save(
+        tmp_path / CHECKPOINT, KIND, tensors | {"learner.generator": torch.zeros(16, dtype=torch.uint8)}, header
+    )
     with pytest.raises(FileError, match=r"cannot resume a GPU run on the CPU \(or the reverse\)"):
         until(resume(tmp_path, device="cpu"))
 
@@ -254,7 +256,7 @@ def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tm
     run = run_of(agent, "my-way-home-sparse", 1000, 0)
     network = QNetwork(run.agent, run.learning, (6, 42, 42), 5, generators(0, 3)[0])
     light = packed({f"online.{name}": t for name, t in network.state_dict().items()})
-    store.save(tmp_path / "networks", LIGHT, light, {"run": plain(run), "frames": 0})
+    storage.save(tmp_path / "networks", LIGHT, light, {"run": plain(run), "frames": 0})
     assert (tmp_path / "networks").stat().st_size < 16e6
     player = Player(tmp_path / "networks", 0, 0.0)
     x = torch.rand(4, 6, 42, 42, generator=torch.Generator().manual_seed(0))
@@ -397,9 +399,9 @@ def test_damaged_files_are_refused_by_name_and_nothing_is_lost(done: Path, tmp_p
         with pytest.raises(FileError, match=f"{SETTINGS}: .*{message}"):
             until(resume(other, device="cpu"))
     missing = copied(done, tmp_path / "missing")
-    tensors, header = store.load(missing / CHECKPOINT, KIND)
+    tensors, header = storage.load(missing / CHECKPOINT, KIND)
     del tensors["learner.member"]
-    store.save(missing / CHECKPOINT, KIND, tensors, header)
+    storage.save(missing / CHECKPOINT, KIND, tensors, header)
     with pytest.raises(FileError, match="its checkpoint is not of this run"):
         until(resume(missing, device="cpu"))
     (missing / CHECKPOINT).unlink()

@@ -15,17 +15,19 @@ from torch import Generator, Tensor
 from torch.distributions import Normal
 
 import onefold
-from onefold import metrics, store, train
+from onefold import metrics
 from onefold.bench.methods import _epochs
 from onefold.bench.units import PRESETS
+from onefold.core import storage
 from onefold.data import digits
-from onefold.detector import KIND
+from onefold.detectors import SGMCMC, sgmcmc
+from onefold.detectors._posterior import Posterior, prior_variances, there_and_back
+from onefold.detectors.base import KIND
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldWarning, TrainingError
-from onefold.methods import SGMCMC, sgmcmc
-from onefold.methods.sampling import Posterior, prior_variances, there_and_back
-from onefold.nets import backbone
-from onefold.samples import learn
-from onefold.train import Update
+from onefold.inputs.samples import learn
+from onefold.nn import train
+from onefold.nn.nets import backbone
+from onefold.nn.train import Update
 
 CPU = torch.device("cpu")
 POINTS = np.random.default_rng(0).normal(size=(60, 1)).astype(np.float32)
@@ -274,14 +276,14 @@ def test_a_file_says_how_the_chain_fared_and_lies_are_refused(tmp_path: Path) ->
     assert isinstance(again, SGMCMC)
     assert again.acceptance == chain.acceptance
     np.testing.assert_array_equal(again.score(x), chain.score(x))
-    tensors, header = store.load(path, KIND)
+    tensors, header = storage.load(path, KIND)
     lies: list[tuple[str, str, Any]] = [
         ("about", "acceptance", 1.5), ("about", "acceptance", -1.0), ("settings", "samples", 1000),
         ("settings", "epochs", 1e300), ("settings", "momentum", 1.0), ("settings", "sampler", "nuts"),
         ("settings", "augment", "flips"), ("settings", "hidden", [2**20] * 50),
     ]  # fmt: skip
     for part, key, value in lies:
-        store.save(path, KIND, tensors, {**header, part: {**header[part], key: value}})
+        storage.save(path, KIND, tensors, {**header, part: {**header[part], key: value}})
         with pytest.raises(FileError, match=r"chain.onefold: damaged"):
             onefold.load(path)
 

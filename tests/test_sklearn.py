@@ -20,8 +20,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from onefold import CSD, KNN, RND, LastLayerGP
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
+from onefold.nn.train import Recipe
 from onefold.sklearn import OnefoldDetector
-from onefold.train import Recipe
 
 SMALL: dict[str, dict[str, Any]] = {
     "KNN": {},
@@ -97,7 +97,7 @@ def test_settings_reach_the_wrapped_detector() -> None:
 
 
 def test_without_settings_methods_keep_their_own() -> None:
-    from onefold.sklearn import _detector
+    from onefold.integrations.sklearn import _detector
 
     csd, rnd, gp = (_detector(method, {}, 100, 0, "cpu") for method in ("CSD", "RND", "LastLayerGP"))
     assert isinstance(csd, CSD)

@@ -19,8 +19,8 @@ import pytest
 from pyarrow import parquet
 
 from onefold.errors import InputError
-from onefold.sources import open_source
-from onefold.sources.parquetpages import pages
+from onefold.inputs import open_source
+from onefold.inputs.parquet_pages import pages
 
 LARGEST_FILE = 4 * 2**20
 MOST_MEMORY = 200 * 2**20  # bytes beyond what the imports take
@@ -41,7 +41,7 @@ for path in map(Path, sys.argv[1:]):
         sys.exit(f"{{path.name}}: {{grown / 2**20:,.0f}} MiB")
 print(json.dumps(answers))
 """
-OPEN = "from onefold.sources import open_source"
+OPEN = "from onefold.inputs import open_source"
 
 
 def answers(paths: Sequence[Path], setup: str, read: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from onefold.errors import InputError, MissingExtraError, NotEnoughMemoryError, OnefoldWarning
-from onefold.sources import (
+from onefold.inputs import (
     FAR,
     ArraySource,
     Column,
@@ -47,16 +47,16 @@ from onefold.sources import (
     TableEncoder,
     TableFile,
     TableFrame,
-    arrayfiles,
-    csvrows,
+    array_files,
+    csv_rows,
     form_from_json,
     form_of,
     form_to_json,
     images,
     open_source,
 )
-from onefold.sources.base import regroup
-from onefold.sources.counts import MOST_COUNTED, Tally
+from onefold.inputs.column_stats import MOST_COUNTED, Tally
+from onefold.inputs.source import regroup
 from onefold.types import Batch
 
 
@@ -292,7 +292,7 @@ def test_npy_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="shorter"):
         source.take(np.array([2]))
     path.write_bytes(good)
-    monkeypatch.setattr(arrayfiles, "available", lambda _: 47)
+    monkeypatch.setattr(array_files, "available", lambda _: 47)
     with pytest.raises(NotEnoughMemoryError, match="3 samples"):
         next(source.batches(3))
     assert len(next(source.batches(2))) == 2
@@ -335,7 +335,7 @@ def test_npz_bombs(tmp_path: Path) -> None:
     np.savez_compressed(path, x=np.zeros(2**20, np.uint8))
     assert path.stat().st_size < 5000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrayfiles, "available", lambda _: 2**20 - 1)
+        patch.setattr(array_files, "available", lambda _: 2**20 - 1)
         with pytest.raises(NotEnoughMemoryError, match="read row by row"):
             open_source(path)
 
@@ -741,7 +741,7 @@ def test_the_encoder_can_be_exported(names: list[str]) -> None:
         assert torch.equal(program.module()(codes[:count]), encoder(codes[:count]))
 
 
-def csv_rows(path: Path, text: str | bytes) -> Tensor:
+def rows_of_csv(path: Path, text: str | bytes) -> Tensor:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     source = open_source(path)
     assert isinstance(source, TableFile)
@@ -755,7 +755,7 @@ def test_csv_files(tmp_path: Path, delimiter: str, end: str) -> None:
     text = end.join(lines[0:1] + lines[1:])
     if delimiter != ",":
         text = text.replace(", y", "; y" if delimiter != ";" else ": y").replace(",", delimiter)
-    rows = csv_rows(tmp_path / "x.csv", b"\xef\xbb\xbf" + text.encode())
+    rows = rows_of_csv(tmp_path / "x.csv", b"\xef\xbb\xbf" + text.encode())
     nan = math.nan
     assert np.array_equal(rows, [[1, 0, -1], [2, nan, nan], [3, 1, 0.5]], equal_nan=True)
     assert form_of(open_source(tmp_path / "x.csv")).columns[1].name == "b b"  # pyright: ignore
@@ -764,12 +764,12 @@ def test_csv_files(tmp_path: Path, delimiter: str, end: str) -> None:
 def test_csv_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").write_text("n,t\n" + "\n".join(f"{i},{'odd' if i % 2 else 'even'}" for i in range(1000)))
     whole = rows_of(open_source(tmp_path / "x.csv"), 1000)
-    monkeypatch.setattr(csvrows, "MOST_ROWS", 7)
+    monkeypatch.setattr(csv_rows, "MOST_ROWS", 7)
     source = TableFile(tmp_path / "x.csv")
     assert source.table == form_of(open_source(tmp_path / "x.csv"))
     assert torch.equal(rows_of(source, 10), whole)
     assert [len(batch) for batch in source.batches(300)] == [300, 300, 300, 100]
-    monkeypatch.setattr(csvrows, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(csv_rows, "MOST_CHARACTERS", 20)
     assert torch.equal(rows_of(TableFile(tmp_path / "x.csv"), 10), whole)
     text = (tmp_path / "x.csv").read_text().replace("\n800,", "\nmany,")
     (tmp_path / "x.csv").write_text(text)
@@ -799,15 +799,15 @@ def test_csv_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_csv_files_that_cannot_be_used(tmp_path: Path, text: str | bytes, match: str) -> None:
     with pytest.raises(InputError, match=match):
-        csv_rows(tmp_path / "x.csv", text)
+        rows_of_csv(tmp_path / "x.csv", text)
 
 
 def test_csv_lines_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csvrows, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(csv_rows, "LONGEST_LINE", 1000)
     with pytest.raises(InputError, match="line 2: is longer than 1,000"):
-        csv_rows(tmp_path / "x.csv", "a,b\n" + "1," * 10_000)
-    assert csv_rows(tmp_path / "x.tsv", "a\n1\n").tolist() == [[1]], "one column needs no delimiter"
-    assert csv_rows(tmp_path / "y.csv", "0,1\n5,6\n").tolist() == [[5, 6]], "names that pandas gives"
+        rows_of_csv(tmp_path / "x.csv", "a,b\n" + "1," * 10_000)
+    assert rows_of_csv(tmp_path / "x.tsv", "a\n1\n").tolist() == [[1]], "one column needs no delimiter"
+    assert rows_of_csv(tmp_path / "y.csv", "0,1\n5,6\n").tolist() == [[5, 6]], "names that pandas gives"
 
 
 def test_parquet_files(tmp_path: Path) -> None:
@@ -861,7 +861,7 @@ def test_parquet_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.M
                 writer.write_table(pa.table({"a": pa.array([], pa.int64())}))
         refused(path, r"/x\.parquet: has no rows$")
     path.write_bytes(content)
-    monkeypatch.setattr("onefold.sources.parquetrows.available", lambda _: 100)
+    monkeypatch.setattr("onefold.inputs.parquet_rows.available", lambda _: 100)
     with pytest.raises(NotEnoughMemoryError, match="smaller row groups"):
         open_source(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

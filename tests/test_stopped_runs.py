@@ -17,8 +17,9 @@ import pytest
 import torch
 from pids import family
 
-from onefold import store
 from onefold.cli import main
+from onefold.core import storage
+from onefold.core.signals import interruptible, terminated_as_interrupted
 from onefold.errors import InputError, OnefoldWarning
 from onefold.rl.folder import CHECKPOINT, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.play import Player
@@ -26,7 +27,6 @@ from onefold.rl.replay import Replay, ReplaySettings
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import run_of
 from onefold.rl.told import lasting
-from onefold.signals import interruptible, terminated_as_interrupted
 
 RUN = run_of("dqn", "chain-8", 800, 0)
 GRID = ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--seeds", "0", "--frames", "800", "--device", "cpu"]
@@ -44,7 +44,7 @@ def until(rows: Any, frames: int = 10**9) -> None:
 
 
 def networks(folder: Path) -> tuple[dict[str, Any], int]:
-    tensors, header = store.load(folder / NETWORKS, LIGHT)
+    tensors, header = storage.load(folder / NETWORKS, LIGHT)
     return {name: t.tolist() for name, t in tensors.items()}, header["frames"]
 
 
@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
     """The process ends when that file is to be written for the so-manieth time."""
-    save, seen = store.save, []
+    save, seen = storage.save, []
 
     def until_then(path: Path, *rest: Any) -> None:
         if path.name == name:
@@ -66,7 +66,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
                 raise Killed
         save(path, *rest)
 
-    monkeypatch.setattr(store, "save", until_then)
+    monkeypatch.setattr(storage, "save", until_then)
 
 
 @pytest.mark.parametrize(("name", "call"), [(CHECKPOINT, 1), (NETWORKS, 1), (CHECKPOINT, 5), (NETWORKS, 5)])
@@ -388,8 +388,8 @@ def test_a_world_that_is_not_known_here_is_named(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Networks of a run in it are as good as any."""
-    tensors, header = store.load(whole / NETWORKS, LIGHT)
-    store.save(tmp_path / NETWORKS, LIGHT, tensors, {**header, "run": {**header["run"], "environment": "Mine-v0"}})
+    tensors, header = storage.load(whole / NETWORKS, LIGHT)
+    storage.save(tmp_path / NETWORKS, LIGHT, tensors, {**header, "run": {**header["run"], "environment": "Mine-v0"}})
     assert main(["rl", "eval", str(tmp_path)]) == 2
     assert "there is no environment 'Mine-v0'" in capsys.readouterr().err
 

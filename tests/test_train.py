@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from onefold import store
+from onefold.core import storage
+from onefold.detectors import CSD, RND, DeepEnsemble
 from onefold.errors import FileError, InputError
-from onefold.methods import CSD, RND, DeepEnsemble
-from onefold.streams import CHATTER, quietly
-from onefold.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, shown
+from onefold.nn.cuda_graphs import CHATTER, quietly
+from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, shown
 
 CPU = torch.device("cpu")
 
@@ -131,8 +131,8 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
 
 KILLED_FIT = """
 import sys, numpy as np, onefold
-from onefold import train
-from onefold.train import Recipe
+from onefold.nn import train
+from onefold.nn.train import Recipe
 train.checkpointed.__defaults__ = (0.0,)  # write after every step
 x = np.random.default_rng(0).normal(size=(80, 5))
 det = onefold.CSD(recipe=Recipe(steps=150, batch=16), device="cpu").fit(x, checkpoint=sys.argv[1])
@@ -149,7 +149,7 @@ def test_a_killed_fit_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path
     for wanted in (20, 70, None):
         process = subprocess.Popen([*command, str(checkpoint), str(result)], env=environment)
         while wanted is not None and process.poll() is None:
-            if checkpoint.exists() and store.load(checkpoint, CHECKPOINT)[1]["step"] >= wanted:
+            if checkpoint.exists() and storage.load(checkpoint, CHECKPOINT)[1]["step"] >= wanted:
                 process.send_signal(signal.SIGKILL)
                 kills += 1
                 break
@@ -230,8 +230,8 @@ TENSORS = {
 
 def test_files_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "x.onefold"
-    store.save(path, "thing", TENSORS, {"name": "ψ", "sizes": [1, 2]})
-    tensors, header = store.load(path, "thing")
+    storage.save(path, "thing", TENSORS, {"name": "ψ", "sizes": [1, 2]})
+    tensors, header = storage.load(path, "thing")
     assert header == {"name": "ψ", "sizes": [1, 2]}
     assert tensors.keys() == TENSORS.keys()
     assert all(
@@ -242,7 +242,7 @@ def test_files_round_trip(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def good_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("store") / "x"
-    store.save(path, "thing", TENSORS, {"name": "x"})
+    storage.save(path, "thing", TENSORS, {"name": "x"})
     return path.read_bytes()
 
 
@@ -264,32 +264,32 @@ def test_damaged_files_are_refused_by_name(seed: int, good_file: bytes, tmp_path
     path = tmp_path / "damaged"
     path.write_bytes(bytes(content))
     with pytest.raises(FileError, match="damaged: "):
-        store.load(path, "thing")
+        storage.load(path, "thing")
 
 
 def test_foreign_kinds_and_newer_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
-    store.save(path, "thing", TENSORS, {})
+    storage.save(path, "thing", TENSORS, {})
     with pytest.raises(FileError, match="is of kind 'thing', and 'checkpoint' was expected"):
-        store.load(path, "checkpoint")
+        storage.load(path, "checkpoint")
     with pytest.raises(FileError, match="cannot be read"):
-        store.load(tmp_path / "absent", "thing")
-    monkeypatch.setattr(store, "FORMAT", 2)
-    store.save(path, "thing", TENSORS, {})
-    monkeypatch.setattr(store, "FORMAT", 1)
+        storage.load(tmp_path / "absent", "thing")
+    monkeypatch.setattr(storage, "FORMAT", 2)
+    storage.save(path, "thing", TENSORS, {})
+    monkeypatch.setattr(storage, "FORMAT", 1)
     with pytest.raises(FileError, match="has format 2, this version of onefold reads format 1"):
-        store.load(path, "thing")
+        storage.load(path, "thing")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
-    store.write_json(path, {"old": True})
+    storage.write_json(path, {"old": True})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.write_json(path, {"new": True})
+        storage.write_json(path, {"new": True})
     assert path.read_text() == '{\n  "old": true\n}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]

@@ -124,7 +124,7 @@ def stacks() -> dict[str, int]:
 
     warnings.simplefilter("ignore")
     x = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8)
-    detector = onefold.CSD(recipe=onefold.train.Recipe(steps=3, batch=8))
+    detector = onefold.CSD(recipe=onefold.nn.train.Recipe(steps=3, batch=8))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "m.onefold")
         depths = {"CSD().fit": measured(lambda: detector.fit(x)), "score": measured(lambda: detector.score(x))}

@@ -19,7 +19,7 @@ from onefold.distil.limit import PairKernel, all_pairs, contextual_limit
 from onefold.exact import ntk_gp, reference_ensemble
 from onefold.kernels import infinite
 from onefold.metrics import rank_correlation
-from onefold.nets import NTKMLP
+from onefold.nn.nets import NTKMLP
 
 ROOT = Path(__file__).parent.parent.parent
 LAW = infinite(1, activation="erf", w_std=3.0, b_std=3.0)

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from onefold.store import write_bytes
+from onefold.core.storage import write_bytes
 
 IMAGES = Path(__file__).parent.parent / "images"
 DPI = 150

@@ -7,8 +7,8 @@ from onefold.errors import OnefoldError
 
 if TYPE_CHECKING:
     from onefold import exact, kernels
-    from onefold.files import load
-    from onefold.methods import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
+    from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
+    from onefold.detectors.load import load
 
 __version__ = "0.1.0.dev0"
 
@@ -29,7 +29,7 @@ __all__ = [
     "load",
 ]
 
-_MODULES = {"data", "distil", "exact", "kernels", "metrics", "nets", "train"}
+_MODULES = {"data", "distil", "exact", "kernels", "metrics", "nn", "rl"}
 
 
 def __getattr__(name: str) -> Any:
@@ -37,9 +37,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"onefold.{name}")
     if name == "load":
-        return importlib.import_module("onefold.files").load
+        return importlib.import_module("onefold.detectors.load").load
     if name in __all__:
-        return getattr(importlib.import_module("onefold.methods"), name)
+        return getattr(importlib.import_module("onefold.detectors"), name)
     raise AttributeError(f"module 'onefold' has no attribute {name!r}")
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from onefold import metrics
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
 from onefold.data import Digits, digits, letters, perturb
+from onefold.detectors import CSD, RND, DeepEnsemble, LastLayerGP
 from onefold.distil import Architecture
-from onefold.inputs import pick_device
-from onefold.methods import CSD, RND, DeepEnsemble, LastLayerGP
-from onefold.provenance import provenance
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 
 RECIPE = Recipe(steps=2000, batch=64, lr=1e-2, warmup=300)
 CLASSIFIER_RECIPE = Recipe(steps=400, batch=64, lr=1e-3)

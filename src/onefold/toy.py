@@ -12,14 +12,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from onefold.core.provenance import provenance
 from onefold.distil import distil_known_queries
 from onefold.distil.limit import PairKernel
 from onefold.distil.wide import distil_wide, wide_similarity
 from onefold.exact import ntk_gp, reference_ensemble
 from onefold.kernels import infinite, last_layer
 from onefold.metrics import rank_correlation
-from onefold.nets import NTKMLP
-from onefold.provenance import provenance
+from onefold.nn.nets import NTKMLP
 from onefold.types import Kernel
 
 LAW = infinite(1, activation="erf", w_std=3.0, b_std=3.0)

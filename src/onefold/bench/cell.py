@@ -13,8 +13,8 @@ from onefold import metrics
 from onefold.bench.methods import Job, classes, parameters, prepare, score, scores
 from onefold.bench.sets import PERTURBED, familiar, label, strange_sets
 from onefold.bench.units import METHODS, settings_of
-from onefold.inputs import pick_device
-from onefold.provenance import provenance
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
 
 FORMAT = 1
 RATES = tuple(float(f"{rate:.4g}") for rate in np.concatenate([np.geomspace(0.001, 0.1, 9), np.linspace(0.2, 1, 9)]))

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from onefold import store
 from onefold.bench.sets import Images
+from onefold.core import storage
+from onefold.core.batches import pick_device
+from onefold.detectors._classifier import Augmentation, targets_of, train_together
+from onefold.detectors._random_features import empty_standardise, generators
 from onefold.errors import FileError
-from onefold.inputs import pick_device
-from onefold.methods.classifier import Augmentation, targets_of, train_together
-from onefold.methods.prior import empty_standardise, generators
-from onefold.nets import backbone, finished
-from onefold.samples import learn
-from onefold.train import Recipe
+from onefold.inputs.samples import learn
+from onefold.nn.nets import backbone, finished
+from onefold.nn.train import Recipe
 
 KIND = "benchmark classifier"
 
@@ -37,14 +37,14 @@ def classifier(
     x, y = images.x_train, images.y_train
     assert y is not None
     known = [asdict(recipe), augment, list(sizes), seed, torch.from_numpy(x), torch.from_numpy(y)]
-    path = None if folder is None else folder / f"{store.fingerprint(*known)[:24]}.safetensors"
+    path = None if folder is None else folder / f"{storage.fingerprint(*known)[:24]}.safetensors"
     classes, shape = int(y.max()) + 1, (1, *x.shape[1:])
     if path is not None and path.exists():
         net = nn.Sequential(
             empty_standardise(shape), backbone(shape, **sizes._asdict(), outputs=classes, generator=None)
         )
         try:
-            tensors, _ = store.load(path, KIND)
+            tensors, _ = storage.load(path, KIND)
             net.load_state_dict(tensors, assign=True)
         except (FileError, RuntimeError):
             path.unlink()  # it can be made again
@@ -64,7 +64,7 @@ def classifier(
     if path is not None:
         with contextlib.suppress(OSError, FileError):  # the next one who needs it trains it again
             path.parent.mkdir(parents=True, exist_ok=True)
-            store.save(path, KIND, net.state_dict(), {})
+            storage.save(path, KIND, net.state_dict(), {})
     return net
 
 

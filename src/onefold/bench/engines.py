@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from onefold.core.batches import whole
+from onefold.core.memory import ran_out
 from onefold.errors import InputError, MissingExtraError, OnefoldError
-from onefold.inputs import whole
-from onefold.memory import ran_out
 
 Engine: TypeAlias = Literal["serial", "processes", "ray"]
 Work: TypeAlias = Callable[[Any], dict[str, Any]]

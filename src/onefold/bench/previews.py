@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from onefold.bench.sets import Data, familiar, label, strange_sets
 from onefold.bench.units import Preset
-from onefold.store import write_bytes
+from onefold.core.storage import write_bytes
 
 COLUMNS, SIDE, GAP, NAMES = 12, 56, 4, 190  # images of a row, pixels of one, between two, and for a row's name
 PAPER, INK = 255, 30

@@ -9,8 +9,8 @@ from typing import Any
 from onefold.bench.cell import FORMAT
 from onefold.bench.checked import measured
 from onefold.bench.units import Unit
+from onefold.core.storage import alone, read_json, write_json
 from onefold.errors import FileError, InputError
-from onefold.store import alone, read_json, write_json
 
 MANIFEST, UNITS, FAILURES, LOCK = "bench.json", "units", "failures", ".lock"
 CLASSIFIERS, PREVIEWS = "classifiers", "previews"

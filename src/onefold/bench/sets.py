@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from onefold.bench.units import FAMILIES, Preset
+from onefold.core.storage import fingerprint
 from onefold.data.digits import digits
 from onefold.data.glyphs import letters
 from onefold.data.perturb import perturb
 from onefold.data.sets import found, read_set
 from onefold.errors import InputError
-from onefold.store import fingerprint
 
 EMBEDDED = ("digits",)
 PERTURBED = ("perturbed", "perturbed_clipped")

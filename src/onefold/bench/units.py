@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onefold.errors import InputError
-from onefold.train import Recipe
+from onefold.nn.train import Recipe
 
 FAMILIES = ("fashion_mnist", "mnist", "kmnist", "notmnist")
 

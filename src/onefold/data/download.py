@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from onefold.core.memory import human
 from onefold.data.catalogue import Mirror
 from onefold.errors import FileError
-from onefold.memory import human
 
 MOST_BYTES = 2**30  # of one file; the largest that is known has 250 million
 CHUNK = 2**16

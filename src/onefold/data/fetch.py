@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from onefold.core.memory import human
+from onefold.core.storage import alone
 from onefold.data.catalogue import CATALOGUE, Known
 from onefold.data.download import Patience, Watch, download, unwatched
 from onefold.errors import FileError, InputError
-from onefold.memory import human
-from onefold.store import alone
 
 PATIENCE = Patience()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from onefold.core.memory import available, human, require
 from onefold.errors import FileError
-from onefold.memory import available, human, require
 
 MOST_BYTES = 2**30  # 1.3 million images; MNIST's has 47 million bytes
 LARGEST_RATIO = 1032  # deflate cannot pack more tightly

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
+from onefold.core.storage import write_bytes
 from onefold.data.download import Watch
 from onefold.errors import FileError, InputError
-from onefold.sources.decode import pillow_quiet, to_bytes
-from onefold.sources.zipfiles import ZIP_ERRORS, opened_member
-from onefold.store import write_bytes
+from onefold.inputs.decode import pillow_quiet, to_bytes
+from onefold.inputs.zip_files import ZIP_ERRORS, opened_member
 
 CLASSES = "ABCDEFGHIJ"
 MEMBER = re.compile(r"(?:.*/)?([A-J])/(?!\.)[^/]+\.png")

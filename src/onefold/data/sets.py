@@ -15,8 +15,8 @@ from jaxtyping import Float32, Int64, UInt8
 from onefold.data.catalogue import CATALOGUE, IDX_FILES
 from onefold.data.idx import read_images, read_labels
 from onefold.errors import FileError, InputError, OnefoldWarning
-from onefold.sources import ImageFolder, Picture, open_npz
-from onefold.sources.zipfiles import ZIP_ERRORS
+from onefold.inputs import ImageFolder, Picture, open_npz
+from onefold.inputs.zip_files import ZIP_ERRORS
 
 NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 SIDE = 28

@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from onefold.distil.augment import UNIFORMS, Chain, augment
+from onefold.core.batches import joined, map_batch
 from onefold.errors import InputError
-from onefold.inputs import joined, map_batch
+from onefold.nn.augment import UNIFORMS, Chain, augment
 from onefold.types import Indexable
 
 

@@ -8,16 +8,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from onefold.arguments import MAX_SIZE, check_choice, check_integer, check_sizes
-from onefold.distil.augment import UNIFORMS
+from onefold.core.arguments import MAX_SIZE, check_choice, check_integer, check_sizes
+from onefold.core.memory import available
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.loss import PAIRS, Pairs, loss_over
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
-from onefold.memory import available
-from onefold.nets import backbone
-from onefold.streams import side_by_side
-from onefold.train import Draws, Recipe, Training
+from onefold.nn.augment import UNIFORMS
+from onefold.nn.cuda_graphs import side_by_side
+from onefold.nn.nets import backbone
+from onefold.nn.train import Draws, Recipe, Training
 from onefold.types import FeatureKernel, Indexable, Kernel
 
 SLICE = 1024  # samples that go through a frozen network at once

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from onefold.exact.ensemble import check_network, outputs, train
-from onefold.nets import NTKMLP
+from onefold.nn.nets import NTKMLP
 from onefold.types import Kernel
 
 

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from onefold.core.memory import available, require
 from onefold.errors import InputError
 from onefold.exact.gp import Gram
 from onefold.kernels import InfiniteMLP
-from onefold.memory import available, require
 from onefold.types import Kernel
 
 

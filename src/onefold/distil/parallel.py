@@ -19,15 +19,15 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from onefold.distil.augment import UNIFORMS
+from onefold.core.batches import named
+from onefold.core.storage import fingerprint
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.fit import Encoded, Labels
 from onefold.distil.loss import loss_over
 from onefold.distil.model import Similarity
 from onefold.errors import InputError, TrainingError
-from onefold.inputs import named
-from onefold.store import fingerprint
-from onefold.train import Draws, Recipe, Training, Update, run
+from onefold.nn.augment import UNIFORMS
+from onefold.nn.train import Draws, Recipe, Training, Update, run
 from onefold.types import Indexable, Kernel
 
 COMPARED = 8  # samples by which processes find out whether they were given the same data

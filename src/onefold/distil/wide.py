@@ -10,8 +10,8 @@ from onefold.distil.limit import PairKernel, all_pairs, check_pairs
 from onefold.distil.model import Similarity
 from onefold.errors import TrainingError
 from onefold.kernels import InfiniteMLP
-from onefold.nets import NTKMLP
-from onefold.train import descend, shown
+from onefold.nn.nets import NTKMLP
+from onefold.nn.train import descend, shown
 from onefold.types import Kernel
 
 

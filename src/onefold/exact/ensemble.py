@@ -14,8 +14,8 @@ from torch.func import functional_call, jvp, vmap
 
 from onefold.errors import InputError, TrainingError
 from onefold.kernels import empirical_ntk
-from onefold.nets import NTKMLP
-from onefold.train import descend, shown
+from onefold.nn.nets import NTKMLP
+from onefold.nn.train import descend, shown
 
 Members: TypeAlias = dict[str, Tensor]
 """Parameters by name, each with a leading axis of M members."""

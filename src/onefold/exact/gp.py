@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from onefold.core.batches import batch_length, batch_slices
+from onefold.core.memory import available, require
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
-from onefold.inputs import batch_length, batch_slices
-from onefold.memory import available, require
 from onefold.types import Batch, FeatureKernel, Kernel
 
 SLICE = 4096  # train points whose features are held at once

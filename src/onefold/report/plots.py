@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from onefold.store import write_bytes
+from onefold.core.storage import write_bytes
 from onefold.toy import EXACT, EXTENT, LAST_LAYER, Line, Plane
 
 INK, MUTED, FAMILIAR, STRANGE = "#1d2733", "#8b97a5", "#2a78b5", "#d1495b"

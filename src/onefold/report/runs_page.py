@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from onefold.core.storage import write_bytes
 from onefold.report.plates import Picture, Plate, pictures, save
 from onefold.report.runs_maps import Maps, coverage, map_plates, places
 from onefold.report.runs_plots import curve_plates, overviews, stems_of, styles_of
@@ -30,7 +31,6 @@ from onefold.report.runs_text import (
 from onefold.report.score_page import visible
 from onefold.report.shift_page import ORIGINS, PLOTS, Shown
 from onefold.report.shift_text import Grid
-from onefold.store import write_bytes
 
 ALL = "All worlds"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from onefold.core.storage import write_bytes
 from onefold.errors import InputError, visible
-from onefold.sources.parquetrows import import_parquet
-from onefold.store import write_bytes
+from onefold.inputs.parquet_rows import import_parquet
 
 CHUNK = 65536  # rows that are written as text at once
 

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from onefold.bench.checked import Measured
+from onefold.core.storage import write_bytes
 from onefold.report.plates import Picture, Plate, pictures, save
 from onefold.report.score_page import visible
 from onefold.report.seeds import Difference
@@ -30,7 +31,6 @@ from onefold.report.shift_text import (
     title_of,
 )
 from onefold.report.shift_units import Collected, origins
-from onefold.store import write_bytes
 
 PLOTS = "plots"
 NO_AVERAGE = "There is no average: no method was run on every set with the same seed."

@@ -9,12 +9,12 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor
 
 import onefold
-from onefold.detector import Detector
-from onefold.inputs import batch_slices, map_batch
-from onefold.provenance import provenance
-from onefold.reader import Prepare, Reader
+from onefold.core.batches import batch_slices, map_batch
+from onefold.core.provenance import provenance
+from onefold.detectors.base import Detector
+from onefold.inputs import Column, Source, Table, picked
+from onefold.inputs.reader import Prepare, Reader
 from onefold.report.score_page import PIXELS, ScorePage
-from onefold.sources import Column, Source, Table, picked
 from onefold.types import Batch, Scores
 
 SHOWN = 10_000  # inputs on a page at most

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from onefold import store
+from onefold.core import storage
+from onefold.core.batches import check_seed, pick_device
+from onefold.detectors._random_features import Prior, generators, random_network
 from onefold.errors import FileError, InputError, TrainingError
-from onefold.inputs import check_seed, pick_device
-from onefold.methods.prior import Prior, generators, random_network
 from onefold.rl.bonus_networks import (
     CHANNELS,
     HIDDEN,
@@ -119,7 +119,7 @@ class Bonus(abc.ABC):
         header = {"bonus": type(self).__name__, "settings": self._settings(), "entries": entries}
         tensors = {f"module.{name}": tensor for name, tensor in self._module.state_dict().items()}
         tensors |= {f"learned.{name}": tensor for name, tensor in self._learned().items()}
-        store.save(Path(path), KIND, {**tensors, "chance": self._chance.get_state()}, header)
+        storage.save(Path(path), KIND, {**tensors, "chance": self._chance.get_state()}, header)
 
     @final
     def _read(self, observations: Observations) -> Tensor:
@@ -328,7 +328,7 @@ class LastLayerGPBonus(Bonus):
 def load(path: str | Path, *, device: str = "auto") -> Bonus:
     """The bonus that `save` wrote; it goes on learning from there. A damaged file is refused by name."""
     path = Path(path)
-    tensors, header = store.load(path, KIND)
+    tensors, header = storage.load(path, KIND)
     kinds = {kind.__name__: kind for kind in (CSDBonus, RNDBonus, LastLayerGPBonus)}
     try:
         bonus = kinds[header["bonus"]](**header["settings"], device=device)

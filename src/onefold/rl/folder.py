@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from onefold import store
+from onefold.core import storage
 from onefold.errors import FileError, InputError
 from onefold.rl.settings import Run, from_plain, plain
 from onefold.rl.visits import Visits
@@ -54,7 +54,7 @@ class Folder:
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """One process at a time writes to it."""
-        return store.alone(self.path / LOCK, InputError(f"another process is training in {self.path}: wait for it"))
+        return storage.alone(self.path / LOCK, InputError(f"another process is training in {self.path}: wait for it"))
 
     def check_new(self) -> None:
         """Refuse a folder that holds anything but a run that did not begin."""
@@ -72,9 +72,9 @@ class Folder:
     def begin(self, run: Run, about: dict[str, Any]) -> None:
         """Make it, for a new run."""
         self.path.mkdir(parents=True, exist_ok=True)
-        store.write_json(self.path / SETTINGS, {"format": FORMAT, "run": plain(run), **about})
+        storage.write_json(self.path / SETTINGS, {"format": FORMAT, "run": plain(run), **about})
         for name, columns in ((PROGRESS, PROGRESS_COLUMNS), (EPISODES, EPISODE_COLUMNS)):
-            store.write_bytes(self.path / name, (",".join(columns) + "\n").encode())
+            storage.write_bytes(self.path / name, (",".join(columns) + "\n").encode())
 
     def run(self) -> Run:
         """The run that it belongs to."""
@@ -109,7 +109,7 @@ class Folder:
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows([row[column] for column in columns] for row in kept)
-            store.write_bytes(self.path / name, text.getvalue().encode())
+            storage.write_bytes(self.path / name, text.getvalue().encode())
 
     def rows(self, name: str) -> list[dict[str, str]]:
         """The whole rows of a CSV file."""
@@ -118,7 +118,7 @@ class Folder:
 
     def keep(self, tensors: dict[str, Tensor], run: Run) -> None:
         """A checkpoint, in place of the one before."""
-        store.save(self.path / CHECKPOINT, KIND, tensors, {"run": plain(run)})
+        storage.save(self.path / CHECKPOINT, KIND, tensors, {"run": plain(run)})
 
     def check_kept(self) -> None:
         """Refuse a folder without a checkpoint."""
@@ -129,7 +129,7 @@ class Folder:
         """The last checkpoint, which must be of this run."""
         self.check_kept()
         path = self.path / CHECKPOINT
-        tensors, header = store.load(path, KIND)
+        tensors, header = storage.load(path, KIND)
         if from_plain(Run, header.get("run")) != self.run():
             raise FileError(f"{path}: belongs to a run with other settings than {SETTINGS}")
         return tensors
@@ -137,12 +137,12 @@ class Folder:
     def trained(self) -> int:
         """For how many frames the networks that lie in it had been trained; they are the last that is written."""
         path = self.path / NETWORKS
-        frames = store.load(path, LIGHT)[1].get("frames") if path.is_file() else None
+        frames = storage.load(path, LIGHT)[1].get("frames") if path.is_file() else None
         return frames if isinstance(frames, int) else 0
 
     def visited(self, visits: Visits) -> None:
         """Where the agent has been so far."""
-        store.write_json(self.path / VISITS, visits.plain())
+        storage.write_json(self.path / VISITS, visits.plain())
 
 
 def read_rows(path: Path) -> Iterator[list[str]]:
@@ -183,7 +183,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Float64[np.ndarr
 
 def json_of(path: Path) -> dict[str, Any]:
     """A JSON object that a run has left."""
-    content = store.read_json(path, LARGEST_JSON)
+    content = storage.read_json(path, LARGEST_JSON)
     if not isinstance(content, dict):
         raise FileError(f"{path}: is damaged: no JSON object")
     return content

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from onefold.detectors._random_features import generators
 from onefold.errors import FileError, TrainingError
-from onefold.methods.prior import generators
-from onefold.nets import fuse
+from onefold.nn.cuda_graphs import replayed, side_by_side
 from onefold.rl.agents import Agent, Learning
 from onefold.rl.bonus_networks import (
     BonusNetworks,
@@ -24,11 +24,11 @@ from onefold.rl.bonus_networks import (
     reset_generator,
     standardise_by,
 )
+from onefold.rl.fused import fuse
 from onefold.rl.host import Host
 from onefold.rl.replay import Batch, Replay
 from onefold.rl.td import QNetwork, QOutputs, action_values, q_and_u, select, td_loss
 from onefold.rl.vector import Steps
-from onefold.streams import replayed, side_by_side
 
 COMPILE_OPTIONS: dict[str, Any] = {"combo_kernels": True}  # merges the many small kernels that convert weights
 CENTRE_STACKS = 4096  # whose mean is the origin of the bonus's features

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float32
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
+from onefold.core.storage import write_bytes
 from onefold.errors import InputError, MissingExtraError
 from onefold.rl.play import Played
 from onefold.rl.tasks import read_map
-from onefold.store import write_bytes
 
 Colour: TypeAlias = tuple[int, int, int]
 Point: TypeAlias = tuple[float, float]

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.fused import pictures, stage
-from onefold.nets import Entry, forms
+from onefold.nn.nets import Entry
+from onefold.rl.fused import pictures, stage
 
 
 class Trunk(nn.Module):
@@ -22,7 +22,7 @@ class Trunk(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
         super().__init__()
-        self.forms, self.fused = forms(shape, channels), False
+        self.stage_sizes, self.fused = (shape, tuple(channels)), False
         inputs, height, width = shape
         self.entries, self.units, self.biases = nn.ModuleList(), nn.ParameterList(), nn.ParameterList()
         self.left, self.right = nn.ParameterList(), nn.ParameterList()

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
-from onefold import store
+from onefold.core import storage
+from onefold.core.batches import check_seed
+from onefold.detectors._random_features import generators
 from onefold.errors import FileError, InputError, warn
-from onefold.inputs import check_seed
-from onefold.methods.prior import generators
 from onefold.rl.folder import LIGHT, NETWORKS
 from onefold.rl.light import unpacked
 from onefold.rl.loop import GOAL
@@ -46,7 +46,7 @@ class Player:
         if not 0 <= epsilon <= 1:
             raise InputError(f"epsilon is a share between 0 and 1, not {epsilon}")
         path = path / NETWORKS if path.is_dir() else path
-        tensors, header = store.load(path, LIGHT)
+        tensors, header = storage.load(path, LIGHT)
         try:
             self.run = from_plain(Run, header["run"])
             self.frames = int(header["frames"])

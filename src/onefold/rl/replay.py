@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from onefold.core.memory import available, require
 from onefold.errors import InputError
-from onefold.memory import available, require
 
 GOES_ON, TERMINATED, TRUNCATED, NOTHING = 0, 1, 2, 3  # how a slot's step ended; NOTHING: no step was made from it
 SMALLEST = 1e-6  # added to every priority, so that none is forgotten

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onefold import store
+from onefold.core import storage
+from onefold.core.batches import pick_device
+from onefold.core.provenance import provenance
+from onefold.core.signals import interruptible
 from onefold.errors import FileError, warn
-from onefold.inputs import pick_device
-from onefold.provenance import provenance
 from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
 from onefold.rl.learner import Learner
 from onefold.rl.light import packed
@@ -26,7 +27,6 @@ from onefold.rl.settings import Run, plain
 from onefold.rl.vector import Environments, Local, Workers
 from onefold.rl.visits import Visits
 from onefold.rl.worlds import has_goal, world
-from onefold.signals import interruptible
 
 RECENT = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
@@ -130,7 +130,7 @@ class Training:
 
     def _share(self) -> None:
         light = packed(self.learner.networks())
-        store.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
+        storage.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
         self.folder.visited(self.visits)
 
     def _note(self, moment: Moment) -> None:

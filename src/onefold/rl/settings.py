@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from onefold.core.batches import check_seed
 from onefold.errors import InputError
-from onefold.inputs import check_seed
 from onefold.rl.agents import AGENTS, Agent, Learning
 from onefold.rl.worlds import suited, world
 

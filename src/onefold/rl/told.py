@@ -35,7 +35,7 @@ def check(runs: "Sequence[Run]", *, elsewhere: bool = False) -> None:
 
 def shown(rows: Iterator[dict[str, Any]], run: "Run", device: str) -> None:
     """Progress as it comes: a bar where a person watches, else a line every twentieth of the way and every minute."""
-    from onefold.inputs import pick_device
+    from onefold.core.batches import pick_device
 
     where = "a GPU" if pick_device(device).type == "cuda" else "a CPU"
     first = (

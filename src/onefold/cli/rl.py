@@ -1,0 +1,294 @@
+"""`onefold rl`: train agents, go on with them, see how they do."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from onefold.rl.told import check, counted, shown, told, under_way
+
+Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Settings = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE …")]
+Device = Literal["auto", "cpu", "cuda"]
+Engine = Literal["serial", "processes", "ray"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent: Rainbow with a CSD bonus, or one of its rivals, in a world with a far goal.
+
+    The folder gets settings.json, progress.csv, episodes.csv, visits.json, networks.safetensors (to share), a
+    checkpoint to go on from (`onefold rl resume DIR`), and files for TensorBoard where it is installed.
+    """
+
+    out: Out
+    """Folder of the run, for example runs/csd-sparse-0."""
+    agent: Literal["dqn", "bdqn", "rnd", "ids", "csd"] = "csd"
+    """ε-greedy alone; ten members with random priors; Rainbow with an RND bonus; information-directed; with CSD's."""
+    env: str = "my-way-home-sparse"
+    """my-way-home-dense, -sparse, -very-sparse; chain-N, deep-sea-N; or an id of Gymnasium's."""
+    frames: float = 5e6
+    """Of all environments together."""
+    seed: int = 0
+    """Everything random follows from it."""
+    settings: Settings = ()
+    """Other settings than the agent's own, named as in settings.json: learning.target_period=2000 agent.lr=1e-3."""
+    environments: int | None = None
+    """At once; 16 for MyWayHome, 4 for small worlds."""
+    workers: int | None = None
+    """Processes that run them."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    @property
+    def onward(self) -> str:
+        return _onward(self.out)
+
+    def __call__(self) -> None:
+        from onefold.rl.runs import train
+        from onefold.rl.settings import changed, run_of
+
+        run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
+        run = changed(run, self.settings)
+        how = _how(self.device, self.workers, self.checkpoint)
+        check([run])
+        shown(train(run, self.out, **how), run, self.device)
+        _trained(self.out, self.env)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was stopped or killed, from its last checkpoint."""
+
+    run: RunFolder
+    """Its folder."""
+    workers: int | None = None
+    """Processes that run the environments."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    @property
+    def onward(self) -> str:
+        return _onward(self.run)
+
+    def __call__(self) -> None:
+        from onefold.errors import FileError
+        from onefold.rl.folder import Folder
+        from onefold.rl.runs import resume
+
+        run = Folder(self.run).run()
+        with contextlib.suppress(FileError):  # networks that are damaged will be written anew
+            if Folder(self.run).trained() >= run.frames:
+                print(f"{self.run}: has been trained to its end before")
+                return
+        shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run, self.device)
+        _trained(self.run, run.environment)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Many runs: agents, worlds and seeds, one folder each under OUT. What is done is skipped, what was killed goes on.
+
+    Look at the curves with `onefold report OUT`.
+    """
+
+    out: Out
+    """Folder of the runs."""
+    agents: tuple[str, ...] = ("dqn", "bdqn", "rnd", "ids", "csd")
+    """Which agents."""
+    envs: tuple[str, ...] = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
+    """Which worlds."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Which seeds."""
+    frames: float = 5e6
+    """Of each run."""
+    settings: Settings = ()
+    """Other settings than the agents' own, for all of them: learning.target_period=2000 learning.batch_size=128."""
+    engine: Engine = "serial"
+    """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
+    workers: int | None = None
+    """How many at a time."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; if it is not said, a quarter of a run, and at least one every 15 minutes."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    @property
+    def onward(self) -> str:
+        return "the same command"
+
+    def __call__(self) -> int:
+        from onefold.rl.grid import done, jobs
+
+        how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
+        frames = _count(self.frames, "--frames")
+        planned = jobs(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
+        check([job.run for job in planned], elsewhere=self.engine == "ray")
+        with under_way(planned):
+            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        if len(failed) < len(planned):
+            print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
+        return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search an agent's rates over the paper's grid, by the return at the end. Done trials are not done again."""
+
+    agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
+    """dqn, bdqn, rnd, ids or csd."""
+    out: Out
+    """Folder of the trials."""
+    env: str = "my-way-home-sparse"
+    """Where."""
+    frames: float = 5e6
+    """Of each trial."""
+    seed: int = 0
+    """Of each trial, and of which are tried if not all."""
+    trials: int | None = None
+    """At most so many points of the grid, drawn at random."""
+    settings: Settings = ()
+    """Other settings than the agent's own, for all trials, as for `onefold rl grid`."""
+    engine: Engine = "serial"
+    """As for `onefold rl grid`."""
+    workers: int | None = None
+    """How many at a time."""
+    device: Device = "auto"
+    """Where to learn."""
+
+    @property
+    def onward(self) -> str:
+        return "the same command"
+
+    def __call__(self) -> int:
+        from onefold.rl.grid import done, final_return, trials
+
+        frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
+        planned = trials(self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device)
+        check([job.run for job in planned], elsewhere=self.engine == "ray")
+        with under_way(planned):
+            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
+        known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
+        if known:
+            print("The best, by the mean return of episodes in the last tenth of the frames:")
+        for name in sorted(known, key=lambda name: -known[name])[:5]:
+            print(f"{name}: return {known[name]:.4f}")
+        return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Let a trained agent play, and say how well it does."""
+
+    run: RunFolder
+    """A run's folder, or its networks.safetensors."""
+    episodes: int = 20
+    """How many."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Of where episodes start."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        import numpy as np
+
+        from onefold.rl.play import Player
+        from onefold.rl.worlds import has_goal
+
+        count, player = _count(self.episodes, "--episodes"), Player(self.run, self.seed, self.epsilon)
+        played, goal = list(counted(player.play(count), count)), has_goal(player.run.environment)
+        found = {
+            "episodes": len(played),
+            "return": float(np.mean([p.reward for p in played])),
+            "success": float(np.mean([p.reached for p in played])) if goal else None,
+            "length": float(np.mean([p.length for p in played])),
+        }
+        if self.json:
+            print(json.dumps(found))
+            return
+        reached = f"goal reached in {found['success']:.0%}, " if goal else ""
+        episodes = "1 episode" if count == 1 else f"{count:,} episodes"
+        print(f"{episodes}: return {found['return']:.3f}, {reached}{found['length']:.0f} steps on average")
+
+
+@dataclass(frozen=True)
+class WatchIt:
+    """Write a moving picture, GIF or MP4, of a trained agent at play in MyWayHome; other worlds have no screen."""
+
+    run: RunFolder
+    """A run's folder, or its networks.safetensors."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
+    """Where to: play.gif, or play.mp4 (`pip install 'onefold[video]'`)."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Of where the episode starts."""
+
+    def __call__(self) -> None:
+        from onefold.rl.movie import Movie
+        from onefold.rl.play import Player
+
+        movie = Movie(self.out)
+        played = next(Player(self.run, self.seed, self.epsilon).play(1, views=True))
+        movie.write(played)
+        end = "reached the goal" if played.reached else "did not reach the goal"
+        print(f"{self.out}: {played.length} steps, {end}")
+
+
+@dataclass(frozen=True)
+class RL:
+    """Exploration: the paper's agents in ViZDoom and in small worlds."""
+
+    what: Annotated[
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        | Annotated[Grid, tyro.conf.subcommand("grid")]
+        | Annotated[Search, tyro.conf.subcommand("search")]
+        | Annotated[Eval, tyro.conf.subcommand("eval")]
+        | Annotated[WatchIt, tyro.conf.subcommand("watch")],
+        tyro.conf.arg(name=""),
+    ]
+
+    def __call__(self) -> int:
+        return self.what() or 0
+
+
+def _onward(out: Path) -> str:
+    """How to go on with a run that was stopped; if it had not begun, by the same command."""
+    return f"onefold rl resume {out}" if (out / "settings.json").exists() else ""
+
+
+def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str, Any]:
+    return {
+        "device": device,
+        "workers": _maybe(workers, "--workers"),
+        "every": _maybe(checkpoint, "--checkpoint"),
+    }
+
+
+def _maybe(value: float | None, name: str) -> int | None:
+    return None if value is None else _count(value, name)
+
+
+def _count(value: float, name: str) -> int:
+    from onefold.core.batches import whole
+
+    return whole(value, name)
+
+
+def _trained(out: Path, environment: str) -> None:
+    from onefold.rl.worlds import DOOM
+
+    look = f"onefold rl watch {out} -o play.gif" if environment in DOOM else f"onefold report {out}"
+    print(f"Trained: {out}; look at it with: {look}")

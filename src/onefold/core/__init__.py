@@ -1,0 +1,1 @@
+"""What every package needs: argument checks, storage, memory, signals, progress and provenance."""

@@ -1,0 +1,147 @@
+"""Checks of what people hand in, and batches of one or several tensors."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onefold.core.arguments import check_integer
+from onefold.core.memory import available, require
+from onefold.errors import InputError
+from onefold.types import ArrayLike, Batch
+
+
+def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
+    """Class labels 0, 1, … as int64 [N]."""
+    labels = as_tensor(y, name)
+    if labels.ndim != 1 or len(labels) != n:
+        raise InputError(
+            f"{name} has shape {tuple(labels.shape)}: one class label for each of the {n} samples is needed"
+        )
+    if labels.is_floating_point() and not torch.equal(labels, labels.round()):
+        raise InputError(f"{name} has values that are not whole numbers: class labels 0, 1, 2 … are needed")
+    if labels.min() < 0:
+        raise InputError(f"{name} has negative class labels: 0, 1, 2 … are needed")
+    if not labels.max() < n:
+        raise InputError(f"{name} has the class label {float(labels.max()):g} for {n} samples: number them 0, 1, 2 …")
+    if labels.min() == labels.max():
+        raise InputError(f"{name} has one class only: a classifier needs at least 2")
+    return labels.long()
+
+
+def check_seed(seed: int) -> int:
+    """A seed that every generator here can take."""
+    return check_integer(seed, "seed", 0, 2**32 - 1)
+
+
+def whole(value: float, name: str, least: int = 1) -> int:
+    """A count that may have been written as 5e6."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= least):
+        raise InputError(f"{name}: a whole number of at least {least} is needed, not {value}")
+    return int(value)
+
+
+def pick_device(device: str) -> torch.device:
+    """'auto' is a GPU if there is one, for each process its own, else the CPU."""
+    if device == "auto":
+        own = int(os.environ.get("LOCAL_RANK", 0))  # of the processes that torchrun started on this machine
+        device = f"cuda:{own % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from None
+    if chosen.type == "mps":
+        raise InputError("device 'mps' is not supported: Apple's GPU has no float64. Use device='cpu'.")
+    if chosen.type not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:1'")
+    if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
+        raise InputError(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Move a whole data set, or say beforehand that it will not fit."""
+    if x.device != device:
+        way_out = "use device='cpu', or fit on fewer samples"
+        require(x.nbytes, available(device), what=f"keeping {len(x)} samples on {device}", way_out=way_out)
+    return x.to(device)
+
+
+def batch_length(x: Batch) -> int:
+    """Number of samples in a batch, which every tensor in it must agree on."""
+    lengths = {len(t) for t in batch_tensors(x)}
+    if len(lengths) != 1:
+        raise InputError(f"the tensors of one batch have different lengths: {sorted(lengths)}")
+    length = lengths.pop()
+    if length == 0:
+        raise InputError("the batch is empty")
+    return length
+
+
+def batch_tensors(x: Batch) -> list[Tensor]:
+    """The tensors of a batch, in order."""
+    tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
+    if not tensors or not all(isinstance(t, Tensor) and t.ndim > 0 for t in tensors):
+        raise InputError("a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first")
+    return tensors
+
+
+def batch_slices(x: Batch, size: int) -> list[Batch]:
+    """The batch in parts of at most `size` samples."""
+    return [map_batch(lambda t, i=i: t[i : i + size], x) for i in range(0, batch_length(x), size)]
+
+
+def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
+    """The same batch with `function` applied to each tensor."""
+    if isinstance(x, Tensor):
+        return function(x)
+    if isinstance(x, Mapping):
+        return {key: function(value) for key, value in x.items()}
+    return tuple(function(value) for value in x)
+
+
+def named(batch: Batch | None) -> dict[str, Tensor]:
+    """The tensors of a batch by name; a single one is called x."""
+    if batch is None:
+        return {}
+    return dict(batch) if isinstance(batch, Mapping) else {"x": batch_tensors(batch)[0]}
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch out of several."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if isinstance(first, Mapping):
+        return {key: torch.cat([part[key] for part in parts if isinstance(part, Mapping)]) for key in first}
+    return tuple(torch.cat([part[i] for part in parts if isinstance(part, tuple)]) for i in range(len(first)))
+
+
+def as_tensor(x: ArrayLike, name: str) -> Tensor:
+    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(as_array(x, name))
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+        raise InputError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}: plain real numbers are needed")
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        raise InputError(f"{name} is empty: its shape is {tuple(tensor.shape)}")
+    return tensor
+
+
+def as_array(x: ArrayLike, name: str) -> np.ndarray:
+    """NumPy's view of `x`, copied where torch could not share it."""
+    if not isinstance(x, list | tuple) and not hasattr(x, "__array__"):
+        raise InputError(f"{name} is a {type(x).__name__}: a NumPy array, a tensor or lists of numbers are needed")
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError, RuntimeError):
+        raise InputError(f"{name} is ragged or mixed: every sample must be numbers of the same shape") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)")
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise InputError(f"{name} has masked values: fill or drop them first")
+    if (array.dtype.kind == "u" and array.dtype != np.uint8) or array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()

@@ -1,0 +1,106 @@
+"""When to raise an alarm: split-conformal p-values, a threshold for a chosen false-alarm rate, many tests at once.
+
+Nothing is assumed of the scores but that calibration data and new familiar data come from the same source in random
+order (Vovk et al., 2005).
+"""
+
+import math
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onefold.core.arguments import check_number
+from onefold.errors import InputError
+from onefold.types import Scores
+
+TOLERANCE = 1e-4
+"""Scores closer than this, relative to their size and to the median size, are ties."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The scores of n held-out familiar samples, and the false-alarm rate that `threshold` stands for.
+
+    With G calibration scores above s and E equal to it, p(s) = (G + u · (1 + E)) / (n + 1). A u drawn uniformly makes p
+    exactly uniform on familiar data, ties or not, so that P(p ≤ fpr) = fpr over calibration draws. u is drawn once for
+    each calibration, from its scores, so that the same input gets the same p in whatever batch; and p ≤ fpr is the same
+    as score > threshold.
+
+    Scores are computed in float32, and the last digits depend on the size of the batch. A score s is therefore equal to
+    a calibration score c if |s − c| ≤ 10⁻⁴ (|c| + the median of all |c|) + `resolution`. Repeated inputs then get the
+    same answer in any batch, and in an exported model.
+
+    Args:
+        scores: Scores of held-out familiar samples.
+        fpr: False-alarm rate.
+        seed: Seed of u.
+        resolution: Smallest difference that the scores resolve.
+    """
+
+    scores: Scores
+    fpr: float
+    seed: int = 0
+    resolution: float = 0.0
+    u: float = field(init=False)
+    _low: Scores = field(init=False, repr=False)
+    _high: Scores = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_rate(self.fpr)
+        needed = math.ceil(1 / self.fpr - 1e-9) - 1
+        if len(self.scores) < needed:
+            raise InputError(
+                f"{len(self.scores)} calibration samples are too few for a false-alarm rate of {self.fpr:g}: "
+                f"{needed} are needed"
+            )
+        if np.ndim(self.scores) != 1 or not np.isfinite(self.scores).all():
+            raise InputError("calibration needs a finite score for each sample")
+        ordered = np.sort(np.asarray(self.scores, np.float64)) + 0.0  # −0 becomes 0
+        tolerance = TOLERANCE * (np.abs(ordered) + np.median(np.abs(ordered))) + self.resolution
+        for name, value in (("scores", ordered), ("_low", ordered - tolerance), ("_high", ordered + tolerance)):
+            object.__setattr__(self, name, value)
+        entropy = [self.seed, len(ordered), zlib.crc32(ordered.tobytes())]
+        object.__setattr__(self, "u", float(1 - np.random.default_rng(entropy).random()))
+
+    def pvalues(self, scores: Scores) -> NDArray[np.float64]:
+        """p(s) as above, in (0, 1]: small is strange."""
+        above, equal = self._counts(scores)
+        return (above + self.u * (1 + equal)) / (len(self.scores) + 1)
+
+    def conservative(self, scores: Scores) -> NDArray[np.float64]:
+        """p(s) with u = 1: at least as large, and what guarantees about many tests at once are proved for."""
+        above, equal = self._counts(scores)
+        return (above + 1 + equal) / (len(self.scores) + 1)
+
+    @cached_property
+    def threshold(self) -> float:
+        """Scores above it have p ≤ fpr, and no others."""
+        edges = np.unique(np.concatenate([[-np.inf], np.nextafter(self._low, -np.inf), self._high]))
+        alarms = self.pvalues(np.nextafter(edges, np.inf)) <= self.fpr  # of scores just above each edge
+        return float(edges[np.argmax(alarms)])
+
+    def _counts(self, scores: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many calibration scores are above each score, and how many are equal to it."""
+        above = len(self.scores) - np.searchsorted(self._low, scores, side="right")
+        at_least = len(self.scores) - np.searchsorted(self._high, scores, side="left")
+        return above, at_least - above
+
+
+def check_rate(fpr: float) -> None:
+    """Refuse what is no rate."""
+    check_number(fpr, "fpr", 0, 1)
+
+
+def benjamini_hochberg(pvalues: NDArray[np.float64], fdr: float) -> NDArray[np.bool_]:
+    """Which of many tests to reject so that at most a share `fdr` of the rejections is expected to be false.
+
+    Reject the k smallest with k the largest such that p₍ₖ₎ ≤ fdr · k/m (Benjamini & Hochberg, 1995). Conformal p-values
+    of one calibration set depend on each other in a way that keeps the guarantee (Bates et al., 2023).
+    """
+    check_number(fdr, "fdr", 0, 1)
+    ordered = np.sort(pvalues)
+    below = np.flatnonzero(ordered <= fdr * np.arange(1, len(ordered) + 1) / len(ordered))
+    return pvalues <= (ordered[below[-1]] if len(below) else -1.0)

@@ -1,0 +1,110 @@
+"""A fitted detector as a file that needs neither onefold nor, as ONNX, torch."""
+
+import copy
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onefold.core.storage import write_bytes
+from onefold.errors import InputError, MissingExtraError
+from onefold.inputs import Table, form_to_json
+from onefold.inputs.reader import DTYPES, Prepare, Reader
+
+
+class Deployed(nn.Module):
+    """Raw samples to scores, and to alarms if there is a threshold: everything that an exported model does."""
+
+    def __init__(self, reader: Reader, scorer: nn.Module, threshold: float | None) -> None:
+        super().__init__()
+        self.prepare, self.scorer, self.threshold = Prepare(reader), scorer, threshold
+
+    def forward(self, x: Any) -> tuple[Tensor, ...]:
+        score = self.scorer(self.prepare(x))
+        if self.threshold is None:
+            return (score,)
+        return score, ~(score.double() <= self.threshold)  # true for NaN: a broken sensor raises the alarm
+
+
+def export(path: Path, reader: Reader, scorer: nn.Module, threshold: float | None, about: dict[str, Any]) -> None:
+    """Write `path`, whole or not at all; its suffix says in which form."""
+    if path.suffix not in (".onnx", ".pt2"):
+        raise InputError(f"{path.name}: a detector is exported as .onnx or .pt2")
+    if path.suffix == ".onnx":
+        _need_onnx()
+    module = Deployed(reader, copied(scorer), threshold).cpu().eval()
+    notes = json.dumps({**about, "threshold": threshold, "input": _described(reader)})
+    chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = chatter.level
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter's advice is not for our users
+        chatter.setLevel(logging.ERROR)
+        try:
+            content = (_onnx if path.suffix == ".onnx" else _pt2)(module, reader, notes)
+        except Exception as error:  # a model of the user's can fail to export in any way
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            reason = next((line for line in lines if line.startswith("<class")), lines[0]).strip()
+            raise InputError(f"{path.name}: the model inside this detector cannot be exported ({reason})") from None
+        finally:
+            chatter.setLevel(level)
+    write_bytes(path, content)
+
+
+def copied(scorer: nn.Module) -> nn.Module:
+    """A copy that shares nothing with `scorer` but a kernel of somebody else's, which is never copied or moved."""
+    kernels = [module.__dict__["kernel"] for module in scorer.modules() if "kernel" in module.__dict__]
+    return copy.deepcopy(scorer, {id(kernel): kernel for kernel in kernels})
+
+
+def _pt2(module: Deployed, reader: Reader, notes: str) -> bytes:
+    program = torch.export.export(module, _example(reader), dynamic_shapes=_dynamic(reader))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"onefold.json": notes})
+    return buffer.getvalue()
+
+
+def _onnx(module: Deployed, reader: Reader, notes: str) -> bytes:
+    outputs = ["score"] if module.threshold is None else ["score", "is_ood"]
+    program = torch.onnx.export(
+        module,
+        kwargs={"x": _example(reader)[0]},  # a dict as the last of args would be taken for keywords
+        dynamo=True,
+        dynamic_shapes={"x": _dynamic(reader)[0]},
+        external_data=False,
+        input_names=list(reader.shapes),
+        output_names=outputs,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props["onefold"] = notes
+    return program.model_proto.SerializeToString()
+
+
+def _example(reader: Reader) -> tuple[Any]:
+    """Two samples of zeros: the exporter looks at shapes only."""
+    zeros = {key: torch.zeros(2, *shape, dtype=DTYPES[reader.dtypes[key]]) for key, shape in reader.shapes.items()}
+    return (zeros if reader.kind == "named" else zeros["x"],)
+
+
+def _dynamic(reader: Reader) -> tuple[Any]:
+    batch = torch.export.Dim("batch")
+    axes = {key: {0: batch} for key in reader.shapes}
+    return (axes if reader.kind == "named" else axes["x"],)
+
+
+def _described(reader: Reader) -> dict[str, Any]:
+    """What the exported model takes: for a table, how columns become numbers."""
+    shapes = {key: ["batch", *shape] for key, shape in reader.shapes.items()}
+    table = form_to_json(reader.form) if isinstance(reader.form, Table) else None
+    return {"shapes": shapes, "dtypes": reader.dtypes, "table": table}
+
+
+def _need_onnx() -> None:
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
+        raise MissingExtraError('.onnx needs two more packages: pip install "onefold[onnx]"')

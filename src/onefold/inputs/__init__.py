@@ -1,0 +1,44 @@
+"""Everything that can be handed to `fit` and `score`, as sources of raw samples; scaling is done elsewhere."""
+
+from onefold.inputs.array_files import NpyFile, open_npz
+from onefold.inputs.arrays import ArraySource, NamedSource
+from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
+from onefold.inputs.decode import Picture
+from onefold.inputs.encode import FAR, TableEncoder
+from onefold.inputs.forms import Form, form_from_json, form_to_json
+from onefold.inputs.images import ImageFolder
+from onefold.inputs.open import form_of, open_source
+from onefold.inputs.source import Indexed, Source
+from onefold.inputs.split import Picked, Sifted, Subset, picked, split
+from onefold.inputs.table_files import TableFile, TableFrame
+from onefold.inputs.tables import Column, Table
+
+__all__ = [
+    "FAR",
+    "ArraySource",
+    "Column",
+    "DatasetSource",
+    "Form",
+    "ImageFolder",
+    "Indexed",
+    "LoaderSource",
+    "NamedSource",
+    "NpyFile",
+    "Picked",
+    "Picture",
+    "Sifted",
+    "Source",
+    "StreamSource",
+    "Subset",
+    "Table",
+    "TableEncoder",
+    "TableFile",
+    "TableFrame",
+    "form_from_json",
+    "form_of",
+    "form_to_json",
+    "open_npz",
+    "open_source",
+    "picked",
+    "split",
+]

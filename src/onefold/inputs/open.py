@@ -1,0 +1,101 @@
+"""One door for everything that can be handed to `fit` and `score`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from onefold.core.arguments import check_path
+from onefold.errors import InputError
+from onefold.inputs.array_files import NpyFile, open_npz
+from onefold.inputs.arrays import ArraySource, NamedSource
+from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
+from onefold.inputs.decode import Picture
+from onefold.inputs.forms import Form
+from onefold.inputs.images import SUFFIXES, ImageFolder
+from onefold.inputs.source import Source
+from onefold.inputs.split import Picked, Sifted, Subset
+from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
+from onefold.inputs.tables import Table
+
+UNDERSTOOD = (
+    "an array, a tensor, lists of numbers, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "
+    "DataLoader, or a path to a folder of images, an image, a .npy, .npz, .csv, .tsv or .parquet file"
+)
+
+
+def open_source(x: Any, *, form: Form | None = None, name: str = "x") -> Source:
+    """Whatever holds samples, as a source of them.
+
+    `form` is what a fitted detector remembers of its data, so that images are brought to the same size and tables are
+    read by the same columns. `name` stands for `x` in error messages.
+    """
+    source = _open_path(x, form) if isinstance(x, str | os.PathLike) else _open_object(x, form, name)
+    _check_form(source, form, name)
+    return source
+
+
+def form_of(source: Source) -> Form | None:
+    """What to remember of a source, so that later data is read in the same way; None for plain arrays."""
+    if isinstance(source, Subset | Sifted | Picked):
+        return form_of(source.source)
+    if isinstance(source, ImageFolder):
+        return source.picture
+    if isinstance(source, TableFile | TableFrame):
+        return source.table
+    return None
+
+
+def _open_object(x: Any, form: Form | None, name: str) -> Source:
+    if isinstance(x, Source):
+        return x
+    if hasattr(x, "toarray"):  # of SciPy and of what follows it; some have neither a length nor items
+        raise InputError(f"{name}: a sparse {type(x).__name__} is not supported. Pass {name}.toarray().")
+    if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
+        return TableFrame(x, form if isinstance(form, Table) else None, name)
+    if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):
+        return ArraySource(x, name)
+    if isinstance(x, Mapping):
+        return NamedSource(x, name)
+    if isinstance(x, DataLoader):
+        return LoaderSource(x, name)
+    if isinstance(x, IterableDataset):
+        return StreamSource(x, name)
+    if isinstance(x, Dataset) and not hasattr(x, "__len__"):
+        raise InputError(f"{name} is a {type(x).__name__} without a length: give it __len__")
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, bytes | bytearray):
+        return DatasetSource(x, name)
+    raise InputError(f"{name} is a {type(x).__name__}: {UNDERSTOOD} is understood")
+
+
+def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
+    check_path(x)
+    text, _, key = os.fspath(x).partition("::")
+    path = Path(text) if text.lower().endswith(".npz") and key else Path(x)
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    suffix = path.suffix.lower()
+    if path.is_dir() or (path.is_file() and suffix in SUFFIXES):
+        return ImageFolder(path, form if isinstance(form, Picture) else None)
+    if path.is_file() and suffix == ".npy":
+        return NpyFile(path)
+    if path.is_file() and suffix == ".npz":
+        return open_npz(path, key or None)
+    if path.is_file() and suffix in TABLE_SUFFIXES:
+        return TableFile(path, form if isinstance(form, Table) else None)
+    raise InputError(f"{path} is of an unknown kind: {UNDERSTOOD} is understood")
+
+
+def _check_form(source: Source, form: Form | None, name: str) -> None:
+    """A detector of tables takes only tables, and one of images no tables; arrays of pixels are checked elsewhere."""
+    found = form_of(source)
+    if isinstance(form, Table) and not isinstance(found, Table):
+        raise InputError(f"the detector was fitted on a table: {name} must be a table with the same named columns")
+    if isinstance(form, Picture) and isinstance(found, Table):
+        raise InputError(f"the detector was fitted on images: {name} is a table")
+    if form is not None and found is not None and found != form:
+        raise InputError(f"{name} was opened in another form than that of the data the detector was fitted on")

@@ -1,0 +1,282 @@
+"""How the data of a fit was given: later data is read in the same way or refused."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Generator, Tensor, nn
+
+from onefold.core.batches import batch_slices, map_batch, named
+from onefold.errors import InputError, warn
+from onefold.inputs import Form, LoaderSource, Picture, Table, form_from_json, form_to_json, open_source
+from onefold.inputs.encode import TableEncoder
+from onefold.types import ArrayLike, Batch
+
+Kind: TypeAlias = Literal["vectors", "images", "table", "named", "as given"]
+
+CHANNEL_COUNTS = (1, 3, 4)
+BATCH_BYTES = 32 * 2**20  # raw samples that are read at once
+DTYPES = {
+    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+LARGEST = torch.finfo(torch.float32).max
+MOST_NUMBERS = 2**40  # in a sample: more is no data but a trap
+MOST = 1024  # samples that are scored at once
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The form of the train data.
+
+    Vectors [N, D] stay as they are. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. For a model of the user's own
+    (`as_given`) all but uint8 images go in as they came, integers as integers. `low` and `high` are the range of the
+    train values, which augmentations clip to.
+    """
+
+    kind: Kind
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    low: float = 0.0
+    high: float = 1.0
+    form: Form | None = None
+
+    @classmethod
+    def learn(cls, raw: Batch, form: Form | None, *, as_given: bool = False, name: str = "x") -> "Reader":
+        """The form of raw samples; `low` and `high` are for `with_range` to set."""
+        if isinstance(raw, Mapping):
+            if not as_given:
+                raise InputError(f"{name} is a dict: give a model that takes it, kernel=kernels.from_model(model)")
+            shapes = {key: tuple(t.shape[1:]) for key, t in raw.items()}
+            return cls("named", shapes, {key: _dtype(t, as_given=True) for key, t in raw.items()})
+        assert isinstance(raw, Tensor)
+        shape = {"x": tuple(raw.shape[1:])}
+        if isinstance(form, Table):
+            if as_given and any(column.kind != "number" or column.missing for column in form.columns):
+                raise InputError(
+                    f"{name} is a table with words or gaps, which no model takes as they are: encode it first"
+                )
+            kind, dtype = ("as given", "float32") if as_given else ("table", "float64")
+            return cls(kind, shape, {"x": dtype}, form=form)
+        if as_given and raw.dtype != torch.uint8 and raw.ndim > 1:
+            return cls("as given", shape, {"x": _dtype(raw, as_given=True)})
+        _check_axes(raw, name)
+        if not as_given:
+            _check_are_images(raw, name)
+        return cls("vectors" if raw.ndim == 2 else "images", shape, {"x": _dtype(raw)}, form=form)
+
+    def with_range(self, low: float, high: float) -> "Reader":
+        """The same with the range of the train values; uint8 has its own."""
+        return self if self.dtypes.get("x") == "uint8" else replace(self, low=low, high=high)
+
+    def batches(
+        self,
+        x: ArrayLike,
+        name: str = "x",
+        size: int | None = None,
+        device: torch.device | None = None,
+        *,
+        ordered: bool = False,
+    ) -> Iterator[Batch]:
+        """Raw, checked batches of later data, on `device`. `ordered` warns of data that comes in another order."""
+        source = open_source(x, form=self.form, name=name)
+        if ordered and isinstance(source, LoaderSource) and not source.keeps_order:
+            warn(
+                f"{name}: the DataLoader shuffles or has a sampler of its own, so results come in another order than "
+                "that of its data set. Pass the data set itself, or a DataLoader with shuffle=False and no sampler."
+            )
+        most = self.batch_size if size is None else size
+        for given in source.batches(most):
+            for raw in batch_slices(given, most):
+                yield self.check(raw, name, device)
+
+    def check(self, raw: Batch, name: str = "x", device: torch.device | None = None) -> Batch:
+        """The batch in the dtypes of the train data, or an error that says how it differs."""
+        if (self.kind == "named") != isinstance(raw, Mapping):
+            given, fitted = ("a dict", "an array") if isinstance(raw, Mapping) else ("an array", "a dict")
+            raise InputError(f"{name} is {given}, the model was fitted on {fitted}")
+        tensors = named(raw)
+        if set(tensors) != set(self.shapes):
+            raise InputError(f"{name} has {sorted(tensors)}, the model was fitted on {sorted(self.shapes)}")
+        checked = {key: self._checked(key, tensors[key], name, device) for key in self.shapes}
+        return checked if self.kind == "named" else checked["x"]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of a prepared sample: (D,) for vectors, (C, H, W) for images."""
+        shape = self.shapes["x"]
+        if self.kind == "table" and isinstance(self.form, Table):
+            return (TableEncoder(self.form).width,)
+        if self.kind != "images":
+            return shape
+        if len(shape) == 2:
+            return (1, *shape)
+        return (shape[2], *shape[:2]) if self.channels_last else shape
+
+    @property
+    def has_pictures(self) -> bool:
+        """Prepared samples can be augmented as images."""
+        shape = self.shapes.get("x", ())
+        given = self.kind == "as given" and self.dtypes["x"] == "float32"
+        return self.kind == "images" or (given and len(shape) == 3 and shape[0] in CHANNEL_COUNTS)
+
+    @property
+    def may_be_pictures(self) -> bool:
+        """Samples that could be images if somebody says so: numbers in two or three axes."""
+        return self.has_pictures or (
+            self.kind == "as given" and len(self.shapes["x"]) == 2 and self.dtypes["x"] == "float32"
+        )
+
+    @property
+    def channels_last(self) -> bool:
+        shape = self.shapes["x"]
+        return len(shape) == 3 and shape[0] not in CHANNEL_COUNTS and shape[2] in CHANNEL_COUNTS
+
+    @property
+    def batch_size(self) -> int:
+        """Samples to read at once, so that memory stays bounded for large ones, and what networks make of them."""
+        numbers = sum(max(1, torch.Size(shape).numel()) for shape in self.shapes.values())
+        return max(16, min(MOST, BATCH_BYTES // (32 * numbers)))
+
+    def random(self, count: int) -> Batch | None:
+        """Random raw samples between the least and the greatest train value; none of whole numbers or large samples."""
+        total = sum(math.prod(shape) for shape in self.shapes.values())
+        if "int64" in self.dtypes.values() or total > BATCH_BYTES // (8 * count):
+            return None
+        generator = Generator().manual_seed(0)
+
+        def draw(shape: tuple[int, ...], dtype: str) -> Tensor:
+            uniform = torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+            if dtype in ("uint8", "bool"):
+                return (uniform * (256 if dtype == "uint8" else 2)).floor().to(DTYPES[dtype])
+            return (self.low + (self.high - self.low) * uniform).to(DTYPES[dtype])
+
+        drawn = {key: draw(shape, self.dtypes[key]) for key, shape in self.shapes.items()}
+        return drawn if self.kind == "named" else drawn["x"]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "shapes": {key: list(shape) for key, shape in self.shapes.items()},
+            "dtypes": self.dtypes,
+            "range": [self.low, self.high],
+            "form": None if self.form is None else form_to_json(self.form),
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Reader":
+        shapes = {str(key): tuple(int(n) for n in shape) for key, shape in content["shapes"].items()}
+        dtypes = {str(key): str(dtype) for key, dtype in content["dtypes"].items()}
+        form = None if content["form"] is None else form_from_json(content["form"])
+        low, high = (float(value) for value in content["range"])
+        if content["kind"] not in Kind.__args__ or shapes.keys() != dtypes.keys() or not shapes:
+            raise ValueError("no reader of this kind")
+        reader = cls(content["kind"], shapes, dtypes, low, high, form)
+        if not reader._is_consistent():
+            raise ValueError("no data has this form")
+        return reader
+
+    def _is_consistent(self) -> bool:
+        """Whether `learn` could have made it: it may come from a file."""
+        for shape in self.shapes.values():
+            if len(shape) > 64 or min(shape, default=1) < 1 or math.prod(shape) > MOST_NUMBERS:
+                return False
+        if not -LARGEST <= self.low <= self.high <= LARGEST or not set(self.dtypes.values()) <= DTYPES.keys():
+            return False
+        if self.kind == "named":
+            return self.form is None
+        shape, dtype = self.shapes.get("x"), self.dtypes.get("x")
+        if shape is None or len(self.shapes) != 1:
+            return False
+        if self.kind == "table":
+            return isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float64"
+        if self.kind == "as given":
+            table = isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float32"
+            return table or (self.form is None and dtype in ("float32", "int64", "bool"))
+        if isinstance(self.form, Picture):
+            picture = (self.form.channels, self.form.height, self.form.width)
+            return self.kind == "images" and shape == picture and dtype == "uint8"
+        axes = (1,) if self.kind == "vectors" else (2, 3)
+        return self.form is None and len(shape) in axes and dtype in ("uint8", "float32")
+
+    def _checked(self, key: str, tensor: Tensor, name: str, device: torch.device | None) -> Tensor:
+        what = name if key == "x" else f"{name}[{key!r}]"
+        shape, dtype = self.shapes[key], self.dtypes[key]
+        if tuple(tensor.shape[1:]) != shape:
+            raise InputError(f"{what} has samples of shape {tuple(tensor.shape[1:])}, the model was fitted on {shape}")
+        if (tensor.dtype == torch.uint8) != (dtype == "uint8"):
+            fitted, given = (
+                ("uint8", str(tensor.dtype).removeprefix("torch.")) if dtype == "uint8" else ("other", "uint8")
+            )
+            raise InputError(f"{what} is {given}, the model was fitted on {fitted} data: bring both to the same scale")
+        if dtype in ("int64", "bool") and tensor.is_floating_point():
+            raise InputError(f"{what} has fractions, the model was fitted on whole numbers")
+        tensor = tensor.to(device, DTYPES[dtype])  # there first: a GPU looks for NaN much faster
+        if self.kind != "table" and not torch.isfinite(tensor).all():
+            raise InputError(f"{what} has values that are NaN, infinite, or too large for float32")
+        return tensor
+
+
+class Prepare(nn.Module):
+    """Raw samples to what networks see: float32 vectors or images [N, C, H, W], or a model's own inputs."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+        table = reader.form if reader.kind == "table" else None
+        self.encoder = TableEncoder(table) if isinstance(table, Table) else None
+
+    def forward(self, raw: Any) -> Any:
+        if self.encoder is not None:
+            return self.encoder(raw)
+        values = map_batch(_scaled, raw)
+        if self.reader.kind != "images" or not isinstance(values, Tensor):
+            return values
+        if self.reader.channels_last:
+            values = values.movedim(-1, 1)
+        return values.reshape(-1, *self.reader.sample_shape).contiguous()
+
+
+def _scaled(t: Tensor) -> Tensor:
+    return t.float() / 255 if t.dtype == torch.uint8 else t
+
+
+def _dtype(tensor: Tensor, *, as_given: bool = False) -> str:
+    if tensor.dtype == torch.uint8:
+        return "uint8"
+    if as_given and tensor.dtype == torch.bool:
+        return "bool"
+    return "int64" if as_given and not tensor.is_floating_point() else "float32"
+
+
+def _check_axes(raw: Tensor, name: str) -> None:
+    if raw.ndim not in (2, 3, 4):
+        raise InputError(
+            f"{name} has samples of shape {tuple(raw.shape[1:])}: vectors [N, D] or images [N, H, W], [N, C, H, W], "
+            "[N, H, W, C] are understood; for others give a model that takes them, kernel=kernels.from_model(model)"
+        )
+    if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
+        raise InputError(
+            f"{name} has samples of shape {tuple(raw.shape[1:])}: if the last axis is channels, move it to the front "
+            "of each sample (numpy.moveaxis(x, -1, 1))"
+        )
+
+
+def _check_are_images(raw: Tensor, name: str) -> None:
+    """Refuse [N, A, B] that could be time series: grey images have A = B, or are uint8 and no side counts channels."""
+    if raw.ndim != 3 or raw.shape[1] == raw.shape[2]:
+        return
+    if raw.dtype != torch.uint8 or set(raw.shape[1:]) & set(CHANNEL_COUNTS):
+        raise InputError(
+            f"{name} has samples of shape {tuple(raw.shape[1:])}, which could be grey images or time series. For "
+            "images add the axis of channels, x[:, None]; for series make each sample a vector, x.reshape(len(x), -1)."
+        )
+
+
+__all__ = ["Picture", "Prepare", "Reader"]

@@ -1,0 +1,1 @@
+"""onefold inside other libraries."""

@@ -1,0 +1,1 @@
+"""Networks, the training loop, augmentations and CUDA graphs."""

@@ -1,0 +1,264 @@
+"""Networks in two parts: `features(x)` up to the last hidden layer, `head(z)` the dense layer after it.
+
+`MLP` and `Impala` are the practical networks of the paper's tables, with orthogonal weights. `NTKMLP` has the NTK
+parametrisation of Section 2.2, under which a wide network follows the closed forms in `kernels` and `exact`.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from onefold.core.arguments import MAX_SIZE, check_integer, check_sizes
+from onefold.errors import InputError
+
+Activation: TypeAlias = Literal["relu", "erf"]
+
+FARTHEST = 1e4  # standard deviations: beyond, features could overflow, and what is strange is strange enough
+
+
+class Standardise(nn.Module):
+    """(x − mean) / std with the statistics of the train set: per feature for vectors, one pair for images."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Float[Tensor, "*features"], std: Float[Tensor, "*features"]) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        if not std.is_meta:  # arithmetic on the meta device loads torch's compiler, which takes seconds
+            std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
+        self.register_buffer("std", std)
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "n *sample"]) -> "Standardise":
+        """With the statistics of `x` itself."""
+        axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
+        std, mean = torch.std_mean(x, dim=axes, correction=0)
+        return cls(mean, std)
+
+    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n *sample"]:
+        return ((x - self.mean) / self.std).clamp(-FARTHEST, FARTHEST)
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU between them."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden]
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.head = nn.Linear(sizes[-1], outputs)
+
+    def features(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n outputs"]:
+        return self.head(self.features(x))
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        return x + self.second(F.relu(self.first(F.relu(x))))
+
+
+class Entry(nn.Conv2d):
+    """The 3 × 3 convolution that pictures enter by."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k h w"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return F.conv2d(*_filled(x, self.weight), self.bias, padding=1)
+
+
+class Impala(nn.Module):
+    """IMPALA's network (Espeholt et al., 2018): stages of conv, max-pool 3/2 and two residual units, then an MLP."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], channels: Sequence[int], hidden: Sequence[int], outputs: int
+    ) -> None:
+        super().__init__()
+        self.stage_sizes = (shape, tuple(channels))
+        self.fused = False
+        inputs, height, width = shape
+        stages: list[nn.Module] = []
+        for count in channels:
+            stages += [
+                Entry(inputs, count),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                Residual(count),
+                Residual(count),
+            ]
+            inputs, height, width = count, (height + 1) // 2, (width + 1) // 2
+        self.trunk = nn.Sequential(*stages)
+        self.mlp = MLP(inputs * height * width, hidden, outputs)
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.mlp.head
+
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
+        if self.fused:
+            return self.mlp.features(trunks([self], [x])[0])
+        return self.mlp.features(F.relu(self.trunk(x)).flatten(1))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n outputs"]:
+        return self.head(self.features(x))
+
+
+fused_trunks: Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]] | None = None
+"""The fused form of `trunks`; `onefold.rl.fused` sets it when it is imported."""
+
+
+def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -> list[Float[Tensor, "n width"]]:
+    """What the trunks of networks of one form make of these inputs, each of its own, in one pass.
+
+    They are one network whose convolutions are block-diagonal. A GPU takes hardly longer for it than for one of them:
+    narrow convolutions leave most of it idle. The result is the same up to rounding. Networks that are `fused` use the
+    CUDA kernels of `onefold.rl.fused` instead.
+    """
+    if nets[0].fused:
+        assert fused_trunks is not None
+        return fused_trunks(nets, inputs)
+    x = torch.cat(list(inputs), 1).to(memory_format=torch.channels_last)
+    for layers in zip(*(net.trunk for net in nets), strict=True):
+        if isinstance(layers[0], Residual):
+            inner = _abreast([layer.first for layer in layers], F.relu(x))
+            x = x + _abreast([layer.second for layer in layers], F.relu(inner))
+        else:
+            x = _abreast(layers, x) if isinstance(layers[0], Entry) else layers[0](x)
+    return [F.relu(part).flatten(1) for part in x.chunk(len(nets), 1)]
+
+
+def _bias(layer: nn.Conv2d) -> Tensor:
+    assert layer.bias is not None
+    return layer.bias
+
+
+def _abreast(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:
+    count, own = len(convolutions), convolutions[0].in_channels
+    around = [(0, 0, 0, 0, i * own, (count - 1 - i) * own) for i in range(count)]
+    weight = torch.cat([F.pad(c.weight, pad) for c, pad in zip(convolutions, around, strict=True)])
+    bias = torch.cat([_bias(c) for c in convolutions])
+    return F.conv2d(*_filled(x, weight), bias, padding=1)
+
+
+def _filled(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """On a GPU five channels and more with zeros up to a multiple of eight: without that, tensor cores take up to twice
+    as long."""
+    missing = -x.shape[1] % 8 if x.is_cuda and x.shape[1] > 4 else 0
+    around = (0, 0, 0, 0, 0, missing)
+    return (F.pad(x, around), F.pad(weight, around)) if missing else (x, weight)
+
+
+def backbone(
+    shape: tuple[int, ...],
+    *,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int,
+    generator: Generator | None,
+    bias_std: float = 0.0,
+) -> MLP | Impala:
+    """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W).
+
+    Images too large for so few stages get more of the last one, until what the dense layers see is at most 16 pixels
+    on a side: without that, a photograph would mean hundreds of millions of weights. Without a generator the network is
+    an empty form ("meta") for weights to be loaded into.
+    """
+    check_sizes(channels, "channels")
+    check_sizes(hidden, "hidden")
+    check_integer(outputs, "outputs", 1, MAX_SIZE)
+    with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
+        if len(shape) == 1:
+            net = MLP(shape[0], hidden, outputs)
+        else:
+            if not channels:
+                raise InputError("networks for images need at least one stage of channels")
+            needed = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
+            stages = [*channels, *[channels[-1]] * (needed - len(channels))]
+            net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)
+    if generator is None:
+        return net.float()
+    net = net.to_empty(device="cpu").float()
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            gain = 1.0 if module is net.head else math.sqrt(2)
+            nn.init.orthogonal_(module.weight, gain, generator=generator)
+            assert module.bias is not None
+            nn.init.normal_(module.bias, std=bias_std, generator=generator)
+    return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def finished(net: nn.Module, device: torch.device) -> None:
+    """Trained and ready to be used: frozen, on its device, in the layout that computes fastest there in float32."""
+    layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last
+    net.to(device, memory_format=layout).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
+
+
+class NTKMLP(nn.Module):
+    """A fully connected network in NTK parametrisation (Jacot et al., 2018).
+
+    Every parameter is drawn from N(0, 1); a layer computes w_std / √fan_in · W a + b_std · b. `features` carries the
+    factor w_std / √width of the last layer, so that f(x) = features(x)ᵀ θᴸ + b_std · bᴸ as in Eq. 14.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int = 1,
+        *,
+        activation: Activation = "relu",
+        w_std: float = 1.0,
+        b_std: float = 0.0,
+        generator: Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.w_std, self.b_std = w_std, b_std
+        sizes = [inputs, *hidden, outputs]
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
+
+        self.weights = nn.ParameterList(normal(b, a) for a, b in itertools.pairwise(sizes))
+        self.biases = nn.ParameterList(normal(b) for b in sizes[1:])
+
+    def features(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n width"]:
+        nonlinearity = {"relu": F.relu, "erf": torch.erf}[self.activation]
+        z = self._scaled(x)
+        for i in range(len(self.weights) - 1):  # by index: a slice of a ParameterList escapes torch.func
+            z = self._scaled(nonlinearity(F.linear(z, self.weights[i], self.b_std * self.biases[i])))
+        return z
+
+    def head(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n outputs"]:
+        return F.linear(z, self.weights[-1], self.b_std * self.biases[-1])
+
+    def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
+        return self.head(self.features(x))
+
+    @property
+    def last_layer(self) -> tuple[str, str]:
+        """Names of the last layer's parameters, whose part of the NTK is the NNGP kernel."""
+        last = len(self.weights) - 1
+        return f"weights.{last}", f"biases.{last}"
+
+    def _scaled(self, a: Float[Tensor, "*n width"]) -> Float[Tensor, "*n width"]:
+        return a * (self.w_std / math.sqrt(a.shape[-1]))

@@ -1,0 +1,302 @@
+"""The one training loop: plain on a CPU; compiled and replayed as a CUDA graph on a GPU.
+
+A step's randomness is a pair of tensors (`Draws`) that is filled before the step, so that the loss is a pure function
+of parameters and tensors: it compiles, is captured, resumes and repeats exactly. The loop is a generator; progress
+bars and checkpoints are generators around it.
+"""
+
+import functools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+from onefold.core import storage
+from onefold.core.arguments import check_integer, check_number, check_path
+from onefold.errors import FileError, TrainingError
+from onefold.nn.cuda_graphs import replayed, side_by_side
+from onefold.nn.cudnn import tuned_cudnn
+from onefold.types import Resumable
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
+
+CHECKPOINT = "training checkpoint"
+LARGEST_BATCH = 2**24  # a recipe may come from a file
+COMPILED_FROM = 30_000  # steps: below, compiling costs more than it saves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How long and how fast: Adam, linear warm-up, then linear decay to zero (paper, Table "hpsettingsood")."""
+
+    steps: int = 4000
+    batch: int = 256
+    lr: float = 1e-3
+    warmup: int = 0
+    adam_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_integer(self.steps, "steps")
+        check_integer(self.batch, "batch", 2, LARGEST_BATCH)
+        check_integer(self.warmup, "warmup", 0, self.steps - 1)
+        check_number(self.lr, "lr")
+        check_number(self.adam_eps, "adam_eps")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 0, 1, …, steps − 1."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        return self.lr * (self.steps - step) / (self.steps - self.warmup)
+
+
+class Draws:
+    """A step's random numbers: integers from [0, 2⁶²) to index data with, and uniforms from [0, 1)."""
+
+    integers: Int[Tensor, "batch k"]
+    uniforms: Float[Tensor, "batch m"]
+
+    def __init__(self, batch: int, integers: int, uniforms: int, seed: int, device: torch.device) -> None:
+        self.generator = Generator(device).manual_seed(seed)
+        self.integers = torch.zeros(batch, integers, dtype=torch.int64, device=device)
+        self.uniforms = torch.zeros(batch, uniforms, dtype=torch.float32, device=device)
+
+    def refill(self) -> None:
+        self.integers.random_(0, 2**62, generator=self.generator)
+        self.uniforms.uniform_(generator=self.generator)
+
+
+class Update(NamedTuple):
+    """What a step leaves behind: how many steps are done, and the loss, still on its device."""
+
+    step: int
+    loss: Float[Tensor, ""]
+
+
+class Training:
+    """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it.
+
+    Several losses, each of parameters of its own, are summed; on a GPU they run side by side.
+    On a GPU a step is `captured` once and replayed as a graph, and with `bf16` the networks run in bfloat16. Compiling
+    makes a replayed step a third faster still but takes half a minute, so by default only long ones are `compiled`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        loss: Loss | Sequence[Loss],
+        recipe: Recipe,
+        draws: Draws,
+        *,
+        captured: bool = True,
+        compiled: bool | None = None,
+        bf16: bool = False,
+    ) -> None:
+        self.device = device = draws.integers.device
+        self.parameters, self.recipe, self.draws = list(parameters), recipe, draws
+        self.losses = [loss] if callable(loss) else list(loss)
+        self.on_gpu = device.type == "cuda"
+        self.captured, self.bf16 = captured and self.on_gpu, bf16 and self.on_gpu
+        self.compiled = self.captured and (recipe.steps >= COMPILED_FROM if compiled is None else compiled)
+        self.step = 0
+        self.tail = torch.zeros(2, device=device)  # sum and number of the losses in the last tenth of the steps
+        self.lr = torch.tensor(recipe.lr, device=device) if self.on_gpu else recipe.lr
+        self.optimiser = torch.optim.Adam(
+            self.parameters, lr=self.lr, eps=recipe.adam_eps, fused=True, capturable=self.on_gpu
+        )
+
+    @property
+    def steps(self) -> int:
+        return self.recipe.steps
+
+    def __iter__(self) -> Iterator[Update]:
+        gradient_step = self._graphed_step() if self.captured else self._plain_step
+        while self.step < self.recipe.steps:
+            self.draws.refill()
+            self._set_rate(self.recipe.rate(self.step))
+            loss = gradient_step()
+            self.step += 1
+            if 10 * self.step > 9 * self.recipe.steps:
+                self.tail[0] += loss
+                self.tail[1] += 1
+            yield Update(self.step, loss)
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on."""
+        tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state(), "tail": self.tail}
+        for i, parameter in enumerate(self.parameters):
+            tensors[f"{i}.parameter"] = parameter
+            for key, value in self.optimiser.state[parameter].items():
+                tensors[f"{i}.{key}"] = value
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `state()` of a training of the same form."""
+        self.step = int(tensors["step"])
+        self.draws.generator.set_state(tensors["generator"])
+        self.tail.copy_(tensors["tail"])
+        for i, parameter in enumerate(self.parameters):
+            prefix = f"{i}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            with torch.no_grad():
+                parameter.copy_(own.pop("parameter"))
+                self.optimiser.state[parameter] = {key: self._placed(value, parameter) for key, value in own.items()}
+
+    def _placed(self, value: Tensor, parameter: Tensor) -> Tensor:
+        """Adam's state where Adam wants it: moments in the memory layout of their parameter, which no file keeps."""
+        if value.shape == parameter.shape and value.ndim > 0:
+            return torch.empty_like(parameter).copy_(value)
+        return value.to(parameter.device if self.on_gpu else "cpu")
+
+    def _set_rate(self, rate: float) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(rate)
+        else:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+
+    def _plain_step(self, losses: Sequence[Loss] | None = None) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        losses = losses or self.losses
+        found = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+        self.optimiser.step()
+        return found[0] if len(found) == 1 else torch.stack(found).sum()
+
+    def _gradient(self, loss_function: Loss) -> Tensor:
+        # On a GPU, cuDNN tries its algorithms in the first step: its own guess for small convolutions is half as fast.
+        with torch.enable_grad(), tuned_cudnn():
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+                loss = loss_function(self.draws.integers, self.draws.uniforms)
+            loss.backward()
+        return loss.detach()
+
+    def _graphed_step(self) -> Callable[[], Tensor]:
+        losses = [torch.compile(loss) if self.compiled else loss for loss in self.losses]
+        found = torch.zeros((), device=self.device)
+
+        def step() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's advice is not for our users
+                found.copy_(self._plain_step(losses))
+
+        again = replayed(step, self.device)
+
+        def next_step() -> Tensor:
+            again()
+            return found.clone()
+
+        return next_step
+
+
+def descend(
+    parameters: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int, rate: float, momentum: float = 0.0
+) -> Iterator[Update]:
+    """Full-batch gradient descent in place, as the theory has it: θ ← θ + v, v ← momentum · v − rate · ∇L.
+
+    Adam would leave the span of the gradients at initialisation; this stays in it, momentum included, so that a wide
+    network goes to the limit of Eq. 8 and 26.
+    """
+    velocity = [torch.zeros_like(p) for p in parameters]
+    for step in range(steps):
+        with torch.enable_grad():
+            value = loss()
+        gradients = torch.autograd.grad(value, parameters)
+        with torch.no_grad():
+            for p, v, gradient in zip(parameters, velocity, gradients, strict=True):
+                p.add_(v.mul_(momentum).add_(gradient, alpha=-rate))
+        yield Update(step + 1, value.detach())
+
+
+def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
+    """Iterate `training`, resuming from `path` if it is there, writing it every so many seconds and at the end.
+
+    `fingerprint` names data and settings: a checkpoint of another run is refused, never overwritten.
+    """
+    if path.exists():
+        tensors, header = storage.load(path, CHECKPOINT)
+        if header.get("fingerprint") != fingerprint:
+            raise FileError(f"{path}: belongs to a run on other data or settings; delete it or name another file")
+        training.restore(tensors)
+    else:  # a place that cannot be written to is better known now than after the first interval
+        storage.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": 0})
+    written = time.monotonic()
+    for update in training:
+        done = update.step == training.steps
+        if done or time.monotonic() - written >= every:
+            storage.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": update.step})
+            written = time.monotonic()
+        yield update
+
+
+def shown(updates: Iterable[Update], total: int, label: str, show: bool | None = None) -> Iterator[Update]:
+    """Iterate with a progress bar: share done, loss, time left. By default only where a person watches."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from updates
+        return
+    if not sys.stderr.isatty():
+        yield from _logged(updates, total, label)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, loss="…")
+        looked = 0.0
+        for update in updates:
+            if update.step == total or time.monotonic() - looked > 0.2:  # reading a loss waits for the device
+                looked = time.monotonic()
+                bar.update(task, completed=update.step, loss=f"{float(update.loss):.5f}")
+            yield update
+
+
+def _logged(updates: Iterable[Update], total: int, label: str, every: float = 5.0) -> Iterator[Update]:
+    """Progress where no bar can be drawn, as in a log file: a line every few seconds and one at the end."""
+    started = looked = time.monotonic()
+    for update in updates:
+        now = time.monotonic()
+        if update.step == total or now - looked > every:
+            looked = now
+            seconds = f"{now - started:.0f} s"
+            print(f"{label}: {update.step}/{total}, loss {float(update.loss):.5f}, {seconds}", file=sys.stderr)
+        yield update
+
+
+def run(
+    training: Training,
+    label: str,
+    *,
+    checkpoint: str | Path | None = None,
+    identity: Sequence[Any] = (),
+    show: bool | None = None,
+) -> float:
+    """Train to the end; the mean loss over the last tenth of the steps.
+
+    If a `checkpoint` file is named, it is resumed from and kept up to date; `identity` is all that it must belong to,
+    data and settings.
+    """
+    if checkpoint is None:
+        updates = iter(training)
+    else:
+        updates = checkpointed(
+            training, check_path(checkpoint, "checkpoint"), storage.fingerprint(training.device.type, *identity)
+        )
+    for _ in shown(updates, training.recipe.steps, label, show):
+        pass
+    if not all(p.isfinite().all() for p in training.parameters):
+        raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}; use a smaller one")
+    return float(training.tail[0] / training.tail[1])

@@ -1,6 +1,7 @@
 """An environment for tests whose every answer follows from its seed and its actions, and which can be told to fail."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class Counting(gymnasium.Env[np.ndarray, np.int64]):
         return frame, {"position": np.array([self.hash % 100, self.steps], np.float32)} if self.number else {}
 
     def misbehave(self, trouble: Path) -> None:
-        for misdeed, act in (("hang", lambda: time.sleep(1000)), ("raise", complain), ("die", lambda: os._exit(3))):
+        misdeeds = {"hang": lambda: time.sleep(1000), "raise": complain, "die": lambda: os._exit(3), "exit": sys.exit}
+        for misdeed, act in misdeeds.items():
             once = trouble / f"{self.number}-{misdeed}"
             if once.exists() or (trouble / misdeed).exists():
                 once.unlink(missing_ok=True)
@@ -60,8 +62,26 @@ def fragile(number: int, broken: int) -> Counting:
     return Counting(number)
 
 
+def leaving(number: int) -> Counting:
+    """A world that ends the program that makes it."""
+    sys.exit(f"no licence for {number}")
+
+
 def sleepy(number: int, tired: int) -> Counting:
     """A world that takes its time, if it has this number."""
     if number == tired:
         time.sleep(1000)
     return Counting(number)
+
+
+class Deaf(Counting):
+    """Closes every file of its process at the first step."""
+
+    def step(self, action: int | np.integer) -> tuple[np.ndarray, float, bool, bool, dict]:
+        os.closerange(3, 256)
+        time.sleep(100)
+        return super().step(action)
+
+
+def deaf(number: int) -> Counting:
+    return Deaf(number)

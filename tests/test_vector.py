@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counting import Counting, fragile, sleepy
+from counting import Counting, deaf, fragile, leaving, sleepy
 from gymnasium import spaces
 from pids import family, gone, running
 
@@ -222,7 +222,12 @@ def test_killed_workers_mix_nothing_up(kills: int, hired: Callable[..., Workers]
 
 @pytest.mark.parametrize(
     ("misdeed", "reason"),
-    [("hang", "gave no answer in time"), ("raise", "ValueError: no such move"), ("die", "ended with exit code 3")],
+    [
+        ("hang", "gave no answer in time"),
+        ("raise", "ValueError: no such move"),
+        ("die", "ended with exit code 3"),
+        ("exit", "SystemExit"),
+    ],
 )
 def test_a_failing_worker_is_replaced(
     misdeed: str, reason: str, tmp_path: Path, hired: Callable[..., Workers], caplog: pytest.LogCaptureFixture
@@ -238,6 +243,28 @@ def test_a_failing_worker_is_replaced(
     assert (pool.replaced, witness.lost) == (1, 2)
     assert staff(pool)[0] == before[0]
     assert gone(before[1:])
+
+
+def test_an_environment_does_not_end_the_program(tmp_path: Path) -> None:
+    pool = Local(functools.partial(Counting, trouble=tmp_path), 2, SEED)
+    pool.reset()
+    (tmp_path / "1-exit").touch()
+    pool.send(np.zeros(2, np.int64))
+    with pytest.raises(OnefoldError, match=r"^an environment raised SystemExit$"):
+        pool.collect()
+
+
+def test_a_worker_that_does_not_end_was_killed_by_nobody_else(
+    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its environment closed all files, and the worker's pipe with them."""
+    monkeypatch.setattr("onefold.rl.worker.PARTING", 0.2)
+    pool = hired(deaf, 1, SEED, workers=1)
+    pool.reset()
+    with caplog.at_level(logging.WARNING):
+        pool.send(np.zeros(1, np.int64))
+        assert pool.collect().lost.all()
+    assert caplog.messages == ["worker 0 of 1 is replaced: closed its pipe and did not end within 0.2 s"]
 
 
 def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
@@ -300,6 +327,8 @@ def test_environments_that_do_not_start() -> None:
         Workers(functools.partial(fragile, broken=2), 4, SEED, workers=2)
     with pytest.raises(OnefoldError, match="environment 0 cannot be made: LookupError: no world has the number 0"):
         Workers(functools.partial(fragile, broken=0), 4, SEED, workers=2)
+    with pytest.raises(OnefoldError, match="environment 0 cannot be made: SystemExit: no licence for 0"):
+        Local(leaving, 4, SEED)
     with pytest.raises(OnefoldError, match="a worker cannot be started"):
         Workers(lambda number: Counting(number), 4, SEED, workers=2)
     helper = {pid for pid in family(os.getpid()) if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text()}

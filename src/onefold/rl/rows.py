@@ -50,7 +50,7 @@ def form(make: Make) -> Form:
         env = make(0)
     except OnefoldError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OnefoldError(f"environment 0 cannot be made: {one_line(error)}") from error
     sight, choice = env.observation_space, env.action_space
     env.close()
@@ -82,10 +82,10 @@ def episode_seed(seed: int, environment: int, episode: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(environment, episode)).generate_state(1)[0])
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What went wrong; an error of ours says enough without its type."""
     name = "" if isinstance(error, OnefoldError) else f"{type(error).__name__}: "
-    return " ".join(f"{name}{error}".split())[:LONGEST_REASON]
+    return " ".join(f"{name}{error}".split())[:LONGEST_REASON].removesuffix(":")
 
 
 class Group:

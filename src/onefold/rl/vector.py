@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, row
+from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, one_line, row
 from onefold.rl.worker import CONTEXT, LINUX, PARTING, Bell, Task, Worker, core
 
 LOG = logging.getLogger(__name__)
@@ -146,7 +146,10 @@ class Local(Together):
         pass
 
     def _hear(self) -> None:
-        self._group.answer()
+        try:
+            self._group.answer()
+        except SystemExit as error:  # it would end the whole program, perhaps as if it had been done
+            raise OnefoldError(f"an environment raised {one_line(error)}") from error
 
     def close(self) -> None:
         self._group.close()

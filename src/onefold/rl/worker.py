@@ -90,7 +90,7 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone
-        except Exception as error:
+        except BaseException as error:  # an environment may raise SystemExit
             os.write(words.fileno(), one_line(error).encode())
 
 
@@ -119,8 +119,10 @@ class Worker:
         """Why it will never answer again; once there is something to read."""
         if words := os.read(self._words.fileno(), select.PIPE_BUF):
             return words.decode(errors="replace")
+        code = self._wait(time.monotonic() + PARTING)  # before it is killed here
         self.kill()
-        code = self._process.exitcode or 0
+        if code is None:
+            return f"closed its pipe and did not end within {PARTING} s"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def dismiss(self) -> None:
@@ -130,9 +132,15 @@ class Worker:
 
     def bury(self, until: float) -> None:
         """Wait for its end, but not longer than that."""
-        self._process.join(max(0.0, until - time.monotonic()))
-        if self._process.exitcode != 0:
+        if self._wait(until) != 0:
             self.kill()
+
+    def _wait(self, until: float) -> int | None:
+        """Return its exit code, or None if it has not ended by then. `join` would wait for ever for one that has closed
+        all its files."""
+        while (code := self._process.exitcode) is None and time.monotonic() < until:
+            time.sleep(0.002)
+        return code
 
     def kill(self) -> None:
         """End it, and what its environments have started."""

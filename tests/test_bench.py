@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from onefold.bench.run import Plan, ablation, planned, run
 from onefold.bench.search import DROPOUT, LEARNING_RATES, search
 from onefold.bench.sets import PERTURBED, choose, contexts, familiar, identity, load, strange_sets
 from onefold.bench.units import ABLATION, METHODS, PRESETS, TABLE, Unit, grid, settings_of
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, OnefoldError
 
 SMOKE = PRESETS["smoke"]
 QUICK_METHODS = ("knn", "energy-noflips", "last_layer_gp")  # a few seconds in all
@@ -405,6 +406,36 @@ def test_ray_does_as_many_at_a_time_as_it_is_told(tmp_path: Path) -> None:
                 assert "Ray: " in dead.reason
         finally:
             ray.shutdown()
+
+
+@pytest.mark.parametrize("command", ["bench", "rl"])
+def test_a_ray_cluster_that_does_not_answer_is_given_up(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing listens on a port that was just closed; Ray would try it for minutes."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(engines, "CONNECTING", 0.5)
+    options = {
+        "bench": ["bench", "run", "--preset", "smoke", "--methods", "knn"],
+        "rl": ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--seeds", "0", "--frames", "600"],
+    }[command]
+    assert cli.main([*options, "--engine", "ray", "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        f"onefold: Ray cluster {address}: cannot connect (no answer within 0.5 s). "
+        "Start it, or correct or unset RAY_ADDRESS."
+    )
+
+
+def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "no address")
+    monkeypatch.setattr(engines, "CONNECTING", 300.0)
+    with pytest.raises(OnefoldError, match=r"^Ray cluster no address: cannot connect \(.*Invalid address.*\)\. Start"):
+        list(engine("ray")(bench_work.double, [("plain", "a")], 1))
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import multiprocessing.connection
 import multiprocessing.util
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -24,6 +26,8 @@ Work: TypeAlias = Callable[[Any], dict[str, Any]]
 """A function of a module, of one job: it has to be found in another process."""
 CONTEXT = multiprocessing.get_context("spawn")
 PARTING = 120.0  # seconds in which a job that is stopped may save what it has
+CONNECTING = 30.0  # seconds in which a Ray cluster has to answer
+CONNECT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
 RETRIES = 5  # of a job whose node or process is lost; one that dies each time must not be begun for ever
 
 
@@ -170,7 +174,10 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
         raise MissingExtraError("the engine ray needs Ray: pip install 'onefold[ray]'") from error
     started_here = not ray.is_initialized()
     if started_here:
-        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
+        address = os.environ.get("RAY_ADDRESS")
+        if address not in (None, "local"):
+            _check_cluster(address)
+        ray.init(address=address, log_to_driver=False, include_dashboard=False)
     try:
         gpus = ray.cluster_resources().get("GPU", 0)
         most = _checked(workers)
@@ -192,6 +199,22 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
     finally:
         if started_here:
             ray.shutdown()
+
+
+def _check_cluster(address: str) -> None:
+    """Refuse a Ray cluster that cannot be connected to. Ray itself tries for minutes; a process can be ended."""
+    command = [sys.executable, "-c", CONNECT, address]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=CONNECTING, check=False
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {CONNECTING:g} s"
+    else:
+        if done.returncode == 0:
+            return
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300].rstrip(".")
+    raise OnefoldError(f"Ray cluster {address}: cannot connect ({reason}). Start it, or correct or unset RAY_ADDRESS.")
 
 
 def _checked(workers: int | None) -> int | None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from test_bonus import Counting, Steps
 
 from onefold.errors import InputError
@@ -88,6 +89,121 @@ def test_what_is_sampled_has_the_bonus_of_now(dicts: bool) -> None:
         found: Any = model.replay_buffer.sample(16)  # pyright: ignore[reportOptionalMemberAccess]
         at = found.next_observations["at"] if dicts else found.next_observations
         torch.testing.assert_close(found.rewards, 2 + 0.5 * at / round_)
+
+
+def filled(kind: Any, times: int, **how: Any) -> Any:
+    """A buffer of 12 times for two environments, after so many: an observation is its time and its environment."""
+    rng = np.random.default_rng(0)
+    box: Any = gymnasium.spaces.Box(-1e4, 1e4, (2,), np.float32)
+    space = gymnasium.spaces.Dict({"at": box}) if kind is IntrinsicDictReplayBuffer else box
+    buffer = kind(24, space, gymnasium.spaces.Discrete(3), "cpu", 2, **how)
+    for time in range(times):
+        before, after = (np.array([[t, 0], [t, 1]], np.float32) for t in (time, time + 0.5))
+        done = rng.random(2) < 0.3
+        infos = [{"TimeLimit.truncated": bool(rng.random() < 0.5 and over)} for over in done]
+        seen: Any = ({"at": before}, {"at": after}) if space is not box else (before, after)
+        buffer.add(seen[0], seen[1], rng.integers(0, 3, (2, 1)), rng.normal(size=2), done, infos)
+    return buffer
+
+
+def at(observations: Any) -> torch.Tensor:
+    return observations["at"] if isinstance(observations, dict) else observations
+
+
+class Squares(Counting):
+    """Each observation is worth its time's square, and half as much after every update."""
+
+    def __call__(self, observations: Any) -> torch.Tensor:
+        return at(observations)[:, 0] ** 2 * 0.5 ** len(self.learned)
+
+    def update(self, observations: Any) -> float:
+        return super().update(at(observations))
+
+
+@pytest.mark.parametrize("times", [5, 12, 31])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_windows_are_those_of_stable_baselines(times: int, normalised: bool) -> None:
+    """Without a bonus: ends and cuts within the window, the newest step, and a buffer that was written over."""
+    env = VecNormalize(DummyVecEnv([Steps])) if normalised else None
+    if env is not None:
+        rms: Any = env.obs_rms
+        rms.mean, rms.var, env.ret_rms.var = np.array([3.0, 1.0]), np.array([4.0, 9.0]), np.array(2.0)
+    how: dict[str, Any] = {"n_steps": 4, "gamma": 0.9}
+    theirs = filled(NStepReplayBuffer, times, **how)
+    ours = filled(IntrinsicReplayBuffer, times, bonus=Squares(), beta=0.0, **how)
+    samples = []
+    for buffer in (theirs, ours):
+        np.random.seed(3)  # noqa: NPY002
+        samples.append(buffer.sample(300, env))
+    for expected, actual in zip(*samples, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("times", [5, 12, 31])
+@pytest.mark.parametrize("kind", [IntrinsicReplayBuffer, IntrinsicDictReplayBuffer])
+def test_every_step_of_a_window_has_the_bonus_of_where_it_led(kind: Any, times: int) -> None:
+    """Step by step, from what lies in the buffer; the bonus is that of the time of sampling."""
+    n, gamma, beta, bonus = 4, 0.9, 0.3, Squares()
+    buffer = filled(kind, times, bonus=bonus, beta=beta, n_steps=n, gamma=gamma)
+    starts, lengths = [], set()
+    for fade in (1.0, 0.5):
+        samples = buffer.sample(200)
+        for i, (time, who) in enumerate(at(samples.observations).int().tolist()):
+            total, steps, over, slot, reached = 0.0, 0, False, 0, 0.0
+            while steps < n and time + steps < times and not over:
+                slot = (time + steps) % 12
+                reached = float(at(buffer.next_observations)[slot, who, 0])
+                total += gamma**steps * (float(buffer.rewards[slot, who]) + beta * fade * reached**2)
+                steps, over = steps + 1, bool(buffer.dones[slot, who])
+            terminated = over and not buffer.timeouts[slot, who]
+            assert float(samples.rewards[i, 0]) == pytest.approx(total, rel=1e-5)
+            assert at(samples.next_observations)[i].tolist() == [reached, who]
+            assert bool(samples.dones[i, 0]) == terminated
+            assert float(samples.discounts[i, 0]) == pytest.approx(gamma**steps)
+            lengths.add((steps, over))
+        starts.append(at(samples.observations).numpy() + np.array([0.5, 0], np.float32))
+    assert {steps for steps, _ in lengths} == {1, 2, 3, 4}
+    assert {(1, True), (2, True)} <= lengths
+    assert {steps for steps, over in lengths if not over} & {1, 2, 3}  # some are cut by the newest step
+    np.testing.assert_array_equal(bonus.learned, starts)  # of each window the first step
+
+
+def test_dqn_learns_from_returns_of_several_steps() -> None:
+    """With the arguments that stable-baselines3 advises. Episodes are 10, 11, 12, 13, each step worth 2."""
+    bonus, gamma = Counting(), 0.5
+    model = DQN(
+        "MlpPolicy", Steps(), buffer_size=60, learning_starts=100, seed=0, device="cpu", policy_kwargs=NETS,
+        replay_buffer_class=IntrinsicReplayBuffer, gamma=gamma, train_freq=1,
+        replay_buffer_kwargs={"bonus": bonus, "beta": 0.5, "n_steps": 3, "gamma": gamma},
+    )  # fmt: skip
+    model.learn(30)
+    samples: Any = model.replay_buffer.sample(64)  # pyright: ignore[reportOptionalMemberAccess]
+    worth = {13: 0.0}
+    for place in (12, 11, 10):
+        worth[place] = 2 + 0.5 * (place + 1) + gamma * worth[place + 1]
+    assert samples.rewards[:, 0].tolist() == [worth[int(place)] for place in samples.observations[:, 0]]
+    assert bool((samples.dones == 1).all())
+    assert samples.discounts[:, 0].tolist() == [gamma ** (13 - int(place)) for place in samples.observations[:, 0]]
+    model.train(gradient_steps=2, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"n_steps": 0}, "n_steps must be an integer of at least 1, not 0"), ({"gamma": 1.5}, "gamma must be"),
+        ({"n_steps": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}, "optimize_memory_usage"),
+        ({"bonus": CSDBonus}, r"^bonus: CSDBonus is a class\. Pass an object: CSDBonus\(\)\.$"),
+    ],
+)  # fmt: skip
+def test_buffers_refuse_what_cannot_be(how: dict[str, Any], message: str) -> None:
+    box = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    with pytest.raises(InputError, match=message):
+        IntrinsicReplayBuffer(24, box, gymnasium.spaces.Discrete(3), **{"bonus": Counting(), **how})
+    small = IntrinsicReplayBuffer(
+        24, box, gymnasium.spaces.Discrete(3), bonus=Counting(), optimize_memory_usage=True,
+        handle_timeout_termination=False,
+    )  # fmt: skip
+    assert small.n_steps == 1
 
 
 @pytest.mark.parametrize("algorithm", [DQN, SAC])

@@ -46,6 +46,15 @@ class Curious(Protocol):
     def update(self, observations: Observations) -> float: ...
 
 
+def check_bonus(bonus: Any) -> Curious:
+    """Return `bonus` if it can be called and updated; a class is not yet a bonus."""
+    if isinstance(bonus, type):
+        raise InputError(f"bonus: {bonus.__name__} is a class. Pass an object: {bonus.__name__}().")
+    if not isinstance(bonus, Curious):
+        raise InputError(f"bonus: a {type(bonus).__name__} cannot be called and updated. Pass one such as CSDBonus().")
+    return bonus
+
+
 class Bonus(abc.ABC):
     """How new observations are, and learning what has been seen. The first batch tells what observations look like.
 

@@ -12,7 +12,7 @@ from torch import Generator
 from onefold.core import storage
 from onefold.errors import FileError, InputError
 from onefold.rl import CSDBonus, IntrinsicReward, LastLayerGPBonus, RNDBonus
-from onefold.rl.bonus import KIND, load
+from onefold.rl.bonus import KIND, check_bonus, load
 from onefold.rl.observations import form_of
 from onefold.rl.small import Chain
 
@@ -246,6 +246,22 @@ def test_a_wrapped_vector_environment_is_one() -> None:
     whole.close()
     with pytest.raises(InputError):
         IntrinsicReward(env, bonus, beta=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("bonus", "message"),
+    [
+        (CSDBonus, r"bonus: CSDBonus is a class\. Pass an object: CSDBonus\(\)\."),
+        (None, r"bonus: a NoneType cannot be called and updated\. Pass one such as CSDBonus\(\)\."),
+        (len, r"bonus: a builtin_function_or_method cannot be called and updated\."),
+    ],
+)
+def test_what_is_no_bonus_is_refused(bonus: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_bonus(bonus)
+    if bonus is CSDBonus:
+        with pytest.raises(InputError, match=message):
+            IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps]), bonus)
 
 
 def test_the_generator_of_others_is_left_alone() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from onefold.errors import InputError
-from onefold.rl.bonus import Curious
+from onefold.rl.bonus import Curious, check_bonus
 from onefold.rl.gym import gymnasium
 from onefold.rl.observations import copied, joined
 
@@ -24,7 +24,7 @@ class IntrinsicReward(gymnasium.vector.VectorWrapper):
         super().__init__(env)
         if not np.isfinite(beta) or learn_every < 0:
             raise InputError(f"beta is a number and learn_every at least 0, not {beta} and {learn_every}")
-        self.bonus, self.beta, self.learn_every = bonus, float(beta), learn_every
+        self.bonus, self.beta, self.learn_every = check_bonus(bonus), float(beta), learn_every
         self._seen: list[Any] = []
         self._over = np.zeros(self.num_envs, bool)
 

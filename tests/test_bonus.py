@@ -56,12 +56,22 @@ def test_observations_become_one_tensor() -> None:
     np.testing.assert_array_equal(form_of(plain, ["a", "b"]).tensor(plain, CPU), np.hstack([plain["a"], plain["b"]]))
 
 
+def test_tuples_are_dicts_whose_keys_are_places() -> None:
+    pair = (numbers(4, 2), numbers(4, 20, 24, 3, seed=1))
+    form = form_of(pair)
+    assert torch.equal(form.tensor(pair, CPU), form_of(named := {"0": pair[0], "1": pair[1]}).tensor(named, CPU))
+    assert form_of(pair, ["0"]).shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("observations", "keys", "said"),
     [
         (np.arange(5), None, "one-hot"),
         ({"mission": np.array(["go"] * 3), "x": numbers(3, 2)}, None, "'mission' holds no numbers"),
         ({"x": numbers(3, 2)}, ["y"], "there is no 'y' in the observations: 'x'"),
+        ((numbers(3, 2),), ["1"], "there is no '1' in the observations: '0'"),
+        ((numbers(3, 2), (numbers(3, 2), numbers(3, 2))), None, "observation '1' is a tuple itself"),
+        ({"x": {"y": numbers(3, 2)}}, None, "observation 'x' is a dict itself"),
         ({"a": numbers(3, 20, 20, 3), "b": numbers(3, 30, 30, 3)}, None, "images of different sizes"),
         ({"a": numbers(3, 2), "b": numbers(4, 2)}, None, "as many of each kind"),
         (numbers(0, 4), None, "as many of each kind"),
@@ -210,6 +220,35 @@ class Steps(gymnasium.Env[np.ndarray, Any]):
         return np.array([self.count], np.float32), 2.0, self.count == 13, False, {}
 
 
+class Pairs(gymnasium.ObservationWrapper[Any, Any, np.ndarray]):
+    """An observation, and minus it twice: as a tuple, or as a dict by places."""
+
+    def __init__(self, as_dict: bool) -> None:
+        super().__init__(Steps())
+        self.as_dict = as_dict
+        spaces = Steps.observation_space, gymnasium.spaces.Box(-99, 0, (2,), np.float32)
+        by_place = {str(i): space for i, space in enumerate(spaces)}
+        self.observation_space = gymnasium.spaces.Dict(by_place) if as_dict else gymnasium.spaces.Tuple(spaces)
+
+    def observation(self, observation: np.ndarray) -> Any:
+        pair = observation, -np.repeat(observation, 2)
+        return {str(i): part for i, part in enumerate(pair)} if self.as_dict else pair
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_tuples_of_observations_are_rewarded_as_dicts_of_them(mode: str) -> None:
+    """Terminal observations included, which Gymnasium hands over apart."""
+    how: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
+    found = []
+    for make in (lambda: Pairs(as_dict=False), lambda: Pairs(as_dict=True)):
+        bonus = made(CSDBonus, hidden=(16,), outputs=8)
+        env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([make] * 3, **how), bonus, learn_every=6)
+        env.reset(seed=0)
+        found.append([env.step(np.zeros(3, int))[4]["intrinsic_reward"] for _ in range(9)])
+    np.testing.assert_array_equal(*found)
+    assert np.ptp(found) > 0
+
+
 @pytest.mark.parametrize(("mode", "news"), [("NEXT_STEP", [11, 12, 13, 0, 11]), ("SAME_STEP", [11, 12, 13, 11, 12])])
 def test_rewards_are_for_where_a_step_led(mode: str, news: list[int]) -> None:
     """Not for the beginning of an episode, whenever the environments begin it."""
@@ -261,7 +300,7 @@ def test_what_is_no_bonus_is_refused(bonus: Any, message: str) -> None:
         check_bonus(bonus)
     if bonus is CSDBonus:
         with pytest.raises(InputError, match=message):
-            IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps]), bonus)
+            IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps]), bonus)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_generator_of_others_is_left_alone() -> None:

@@ -4,7 +4,8 @@
     reward = reward + 0.1 * bonus(next_observations)   # one number an observation: 0 is as new as usual
     bonus.update(next_observations)                    # what was seen is less new from now on
 
-No environment is owned. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or dicts.
+No environment is owned. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or dicts
+or tuples of them.
 """
 
 import abc
@@ -62,7 +63,8 @@ class Bonus(abc.ABC):
     suits every environment: CSD and LastLayerGP tell the *share* of what was unknown at first that still is, which
     fades where all has been seen; RND's errors have no scale of their own, and are in running standard deviations.
     `normalise=False` leaves values as they are. `update` goes `passes` times through what it is given, in minibatches
-    of at most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts.
+    of at most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts,
+    and of tuples by their places: "0", "1", …
     """
 
     share = True

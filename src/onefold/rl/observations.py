@@ -1,4 +1,4 @@
-"""What agents of other libraries see, as one tensor: vectors, images, and dicts of them."""
+"""What agents of other libraries see, as one tensor: vectors, images, and dicts and tuples of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from onefold.errors import InputError
 
 Observations: TypeAlias = Any
-"""A batch: an array or tensor [n, …], or a dict of them."""
+"""A batch: an array or tensor [n, …], or a dict or tuple of them. The entries of a tuple are named "0", "1", …"""
 
 SMALLEST_IMAGE = 16  # pixels a side: a grid of fewer is a vector
 
@@ -62,9 +62,9 @@ class Form:
 
     def tensor(self, observations: Observations, device: torch.device) -> Tensor:
         """Vectors one after another; beside images every number is a plane of its own."""
-        named = self.entries[0].name != ""
+        observations, named = _named(observations), self.entries[0].name != ""
         if named != isinstance(observations, Mapping):
-            raise InputError("observations were a dict and now are none, or the other way round")
+            raise InputError("observations were a dict or a tuple and now are none, or the other way round")
         absent = [entry.name for entry in self.entries if named and entry.name not in observations]
         if absent:
             raise InputError(f"the observations lack {absent[0]!r}")
@@ -81,7 +81,8 @@ class Form:
 
 
 def form_of(observations: Observations, keys: Sequence[str] | None = None) -> Form:
-    """The form of a batch of observations; of a dict these entries, or all."""
+    """The form of a batch of observations; of a dict or tuple these entries, or all."""
+    observations = _named(observations)
     if not isinstance(observations, Mapping):
         found = [Entry("", _shape(observations, ""))]
     else:
@@ -102,15 +103,24 @@ def form_of(observations: Observations, keys: Sequence[str] | None = None) -> Fo
 def copied(observations: Observations) -> Observations:
     """A batch that the environment cannot write over."""
     if isinstance(observations, Mapping):
-        return {name: np.array(part) for name, part in observations.items()}
+        return {name: copied(part) for name, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(map(copied, observations))
     return np.array(observations)
 
 
 def joined(batches: Sequence[Observations]) -> Observations:
     """Several batches as one."""
     if isinstance(batches[0], Mapping):
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        return {name: joined([batch[name] for batch in batches]) for name in batches[0]}
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, zip(*batches, strict=True)))
     return np.concatenate(batches)
+
+
+def _named(observations: Observations) -> Observations:
+    """Return the entries of a tuple as a dict, and anything else unchanged."""
+    return {str(i): part for i, part in enumerate(observations)} if isinstance(observations, tuple) else observations
 
 
 def _shape(values: Any, name: str) -> tuple[int, ...]:
@@ -124,6 +134,11 @@ def _shape(values: Any, name: str) -> tuple[int, ...]:
 
 
 def _tensor(values: Any, name: str) -> Tensor:
+    if isinstance(values, Mapping | tuple):
+        raise InputError(
+            f"{_called(name)} is a {type(values).__name__} itself; leave it out with keys=…, or flatten it "
+            "(gymnasium.wrappers.FlattenObservation)"
+        )
     try:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onefold.arguments import check_integer, check_number
+from onefold.core.arguments import check_integer, check_number
 from onefold.errors import InputError, MissingExtraError
 from onefold.rl.bonus import Curious, check_bonus
 from onefold.rl.observations import copied, joined

@@ -424,6 +424,8 @@ DAMAGES = {
     "frames is not always a number from 1": cut("progress.csv", "\n16,", "\nnan,"),
     "return is not always a number": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,nan,0"),
     "success is not always a number from 0 to 1": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,1,0,2"),
+    "environment is not always a number from 0": cut("episodes.csv", "\n1,0,1,0,0", "\n1,nan,1,0,0"),
+    "length is not always a number from 0": cut("episodes.csv", "\n1,0,1,0,0", "\n1,0,inf,0,0"),
     "visits.json: is missing": lambda path: (path / "visits.json").unlink(),
     "visits.json: is cut short or damaged": lambda path: (path / "visits.json").write_text('{"counts'),
     "it has not 20 grids of 48 × 48 counts": cut("visits.json", VISITED, "-1 0 0 0"),

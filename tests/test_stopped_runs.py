@@ -1,8 +1,10 @@
 """Runs that are stopped where it hurts: before the first file, between two, by Ctrl-C, by a twin, by a full disk."""
 
 import errno
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,9 @@ from pids import family
 from onefold.cli import main
 from onefold.core import storage
 from onefold.core.signals import interruptible, terminated_as_interrupted
-from onefold.errors import InputError, OnefoldWarning
-from onefold.rl.folder import CHECKPOINT, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.errors import FileError, InputError, OnefoldWarning
+from onefold.rl.folder import CHECKPOINT, EPISODES, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.rl.grid import final_return
 from onefold.rl.play import Player
 from onefold.rl.replay import Replay, ReplaySettings
 from onefold.rl.runs import resume, train
@@ -86,6 +89,73 @@ def test_a_grid_goes_on_wherever_it_was_killed(
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert main(arguments) == 0  # nothing is left to do
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+def damaged(path: Path, changes: dict[int, str]) -> None:
+    """Replace rows, counted from the first one below the head."""
+    head, *rows = path.read_text().splitlines()
+    rows = [changes.get(i, row) for i, row in enumerate(rows)]
+    path.write_text("\n".join([head, *rows, ""]))
+
+
+def test_damaged_rows_are_named_and_the_others_kept(whole: Path, tmp_path: Path) -> None:
+    """Rows of no numbers, of too few, cut off at a wrong place, and rows whose frames are too many or too few."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for name, at in ((PROGRESS, "100"), (EPISODES, "3")):
+        rows = Folder(whole).rows(name)
+        lines = (whole / name).read_text().splitlines()[1:]
+        bad = {1: "\0" * 40, 5: lines[5].replace(",", ",x", 1), 9: lines[9].rsplit(",", 1)[0], 11: "", 13: "1" * 9000}
+        bad[20] = lines[20].replace(rows[20]["frames"], at if name == EPISODES else "790", 1)
+        damaged(out / name, bad)
+    with pytest.warns(OnefoldWarning) as caught:
+        until(resume(out, device="cpu"))
+    texts = sorted(str(warning.message) for warning in caught)
+    for name, text in zip((EPISODES, PROGRESS), texts, strict=True):
+        kept = [row for i, row in enumerate(Folder(whole).rows(name)) if i not in (1, 5, 9, 11, 13, 20)]
+        assert text == f"{out / name}: damaged rows are left out (6). The other {len(kept):,} are kept."
+        assert Folder(out).rows(name) == kept
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        until(resume(out, device="cpu"))
+
+
+@pytest.mark.parametrize("content", ["", "frames,second\n1,2\n", "\n"])
+def test_a_table_without_its_head_is_refused_and_nothing_is_lost(content: str, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    damaged(out / PROGRESS, {1: "x"})
+    (out / EPISODES).write_text(content)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(
+        FileError, match=rf"^{re.escape(str(out / EPISODES))}: is damaged: it lacks the column .*Restore"
+    ):
+        until(resume(out, device="cpu"))
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.name in before} == before
+
+
+def test_a_damaged_table_is_no_run_that_did_not_begin(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_bytes((whole / SETTINGS).read_bytes())
+    (tmp_path / PROGRESS).write_text("\n".join(["frames", "", "x,y", ""]))
+    with pytest.raises(InputError, match="is not empty and holds a run"):
+        until(train(RUN, tmp_path, device="cpu"))
+
+
+def test_a_grid_mends_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, out = [*GRID, "-o", str(tmp_path)], tmp_path / "dqn/chain-8/seed0"
+    assert main(arguments) == 0
+    damaged(out / PROGRESS, {1: "x"})
+    rows = len(Folder(out).rows(PROGRESS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(arguments) == 0
+    assert f"progress.csv: damaged rows are left out (1). The other {rows} are kept" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "done before: 800 frames" in capsys.readouterr().err
+    assert len(Folder(out).rows(PROGRESS)) == rows
+    damaged(out / EPISODES, {1: "x"})
+    with pytest.warns(OnefoldWarning, match=r"episodes\.csv: is damaged: line 3"):
+        assert math.isnan(final_return(out))
 
 
 @pytest.mark.parametrize("again", [["rl", "train", "--agent", "dqn", "--env", "chain-8", "-o"], ["rl", "resume"]])

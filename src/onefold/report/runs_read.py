@@ -143,6 +143,8 @@ def read(path: Path, name: str) -> Record | None:
     episodes = _columns(path / EPISODES, EPISODE_COLUMNS)
     _within(episodes["return"], -LARGEST_VALUE, LARGEST_VALUE, path / EPISODES, "return")
     _within(episodes["success"], 0, 1, path / EPISODES, "success")
+    for column in ("environment", "length"):
+        _within(episodes[column], 0, 1e12, path / EPISODES, column)
     for column, values in progress.items():
         if column in ("seconds", "worker_restarts"):
             _within(values, 0, 1e12, path / PROGRESS, column)

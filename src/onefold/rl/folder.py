@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from onefold.core import storage
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, warn
 from onefold.rl.settings import Run, from_plain, plain
 from onefold.rl.visits import Visits
 
@@ -32,6 +32,7 @@ PROGRESS_COLUMNS = (
     "worker_restarts",
 )  # fmt: skip
 EPISODE_COLUMNS = ("frames", "environment", "length", "return", "success")
+TABLES: dict[str, tuple[str, ...]] = {PROGRESS: PROGRESS_COLUMNS, EPISODES: EPISODE_COLUMNS}
 LAST = 0.1  # share of a run's frames that it is judged by
 
 
@@ -73,7 +74,7 @@ class Folder:
         """Make it, for a new run."""
         self.path.mkdir(parents=True, exist_ok=True)
         storage.write_json(self.path / SETTINGS, {"format": FORMAT, "run": plain(run), **about})
-        for name, columns in ((PROGRESS, PROGRESS_COLUMNS), (EPISODES, EPISODE_COLUMNS)):
+        for name, columns in TABLES.items():
             storage.write_bytes(self.path / name, (",".join(columns) + "\n").encode())
 
     def run(self) -> Run:
@@ -102,14 +103,16 @@ class Folder:
             raise OSError(error.errno, error.strerror, str(path)) from error
 
     def cut(self, frames: int) -> None:
-        """Forget what was written after so many frames, for that is going to happen again; and a row cut short."""
-        for name, columns in ((PROGRESS, PROGRESS_COLUMNS), (EPISODES, EPISODE_COLUMNS)):
-            kept = [row for row in self.rows(name) if int(row["frames"]) <= frames]
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([row[column] for column in columns] for row in kept)
-            storage.write_bytes(self.path / name, text.getvalue().encode())
+        """Forget what was written after so many frames, for that is going to happen again; and a row cut short.
+
+        Damaged rows are left out with a warning. A table without its head is refused, and then none is changed.
+        """
+        tables = {name: _good_lines(self.path / name, columns) for name, columns in TABLES.items()}
+        for name, (lines, ends, damaged) in tables.items():
+            if damaged:
+                warn(f"{self.path / name}: damaged rows are left out ({damaged:,}). The other {len(lines):,} are kept.")
+            kept = [",".join(TABLES[name]), *lines[: int(np.searchsorted(ends, frames, side="right"))]]
+            storage.write_bytes(self.path / name, "".join(f"{line}\n" for line in kept).encode())
 
     def rows(self, name: str) -> list[dict[str, str]]:
         """The whole rows of a CSV file."""
@@ -179,6 +182,34 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Float64[np.ndarr
             raise FileError(f"{path}: is damaged: line {number}: {str(error)[:LONGEST_REASON]}") from None
     columns = np.frombuffer(values).reshape(-1, len(names)).T
     return dict(zip(names, columns, strict=True))
+
+
+def _good_lines(path: Path, columns: Sequence[str]) -> tuple[list[str], Float64[np.ndarray, " _"], int]:
+    """Return the lines of a CSV file that are not damaged, their frames, which never fall, and how many others are."""
+    rows = read_rows(path)
+    head = next(rows, [])
+    if absent := [name for name in columns if name not in head]:
+        first = ",".join(columns)
+        raise FileError(f"{path}: is damaged: it lacks the column {absent[0]}. Restore its first line: {first}")
+    places = [head.index(name) for name in columns]
+    lines, ends, damaged = [], array("d"), 0
+    for row in rows:
+        try:
+            end, *_ = [float(row[place]) for place in places]
+        except (ValueError, IndexError):
+            end = 0.0
+        if len(row) == len(head) and end >= 1:
+            lines.append(",".join(row[place] for place in places))
+            ends.append(end)
+        else:
+            damaged += 1
+    frames = np.frombuffer(ends)
+    # A row that is out of order can have too many frames or too few: leave out the fewest.
+    below = frames <= np.minimum.accumulate(frames[::-1])[::-1]
+    above = frames >= np.maximum.accumulate(frames)
+    ordered = below if below.sum() >= above.sum() else above
+    kept = [line for line, good in zip(lines, ordered, strict=True) if good]
+    return kept, frames[ordered], damaged + len(lines) - len(kept)
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onefold.bench.engines import engine
-from onefold.errors import FileError, InputError
+from onefold.errors import FileError, InputError, warn
 from onefold.rl.agents import AGENTS, Agent
-from onefold.rl.folder import EPISODES, PROGRESS, SETTINGS, Folder, late
+from onefold.rl.folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, SETTINGS, Folder, late, read_columns
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, changed, run_of
 
@@ -114,11 +115,16 @@ def work(job: Job) -> dict[str, Any]:
 
 
 def final_return(out: Path) -> float:
-    """The mean return of the episodes in the last tenth of a run's frames; NaN if none has ended at all."""
-    run, rows = Folder(out).run(), Folder(out).rows(EPISODES)
-    names = ("frames", "environment", "return")
-    frames, environments, rewards = (np.array([float(row[name]) for row in rows]) for name in names)
-    return float(rewards[late(frames, environments, run.frames)].mean()) if rows else float("nan")
+    """The mean return of the episodes in the last tenth of a run's frames; NaN if none has ended, or with a warning if
+    the file is damaged."""
+    run = Folder(out).run()
+    try:
+        columns = read_columns(out / EPISODES, ("frames", "environment", "return"))
+    except FileError as error:
+        warn(str(error))
+        return math.nan
+    frames, environments, rewards = columns.values()
+    return float(rewards[late(frames, environments, run.frames)].mean()) if len(rewards) else math.nan
 
 
 def _last(job: Job) -> dict[str, Any] | None:
@@ -127,9 +133,11 @@ def _last(job: Job) -> dict[str, Any] | None:
         return None
     if Folder(job.out).run() != job.run:
         raise InputError(f"{job.out} holds a run with other settings: name another folder with -o")
-    with contextlib.suppress(FileError):  # networks that are damaged are written anew as it is gone on with
-        if Folder(job.out).trained() >= job.run.frames:
-            return {name: float(value) for name, value in Folder(job.out).rows(PROGRESS)[-1].items()}
+    with contextlib.suppress(FileError):  # damaged networks and tables are written anew when the run is resumed
+        if (frames := Folder(job.out).trained()) >= job.run.frames:
+            columns = read_columns(job.out / PROGRESS, PROGRESS_COLUMNS)
+            row = {name: float(values[-1]) if len(values) else math.nan for name, values in columns.items()}
+            return row | {"frames": frames}
     return None
 
 

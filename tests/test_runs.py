@@ -37,6 +37,7 @@ from onefold.rl.settings import Run, changed, from_plain, plain, run_of
 from onefold.rl.tasks import read_map
 from onefold.rl.td import QNetwork
 from onefold.rl.vector import Local
+from onefold.rl.visits import Visits
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
 QUICK = ("ids", "csd")  # they have all the parts between them
@@ -89,6 +90,66 @@ def test_a_run_goes_on_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(FileError, match=r"cannot resume a GPU run on the CPU \(or the reverse\)"):
         until(resume(tmp_path, device="cpu"))
+
+
+@pytest.mark.parametrize("agent", QUICK)
+def test_a_finished_run_that_is_trained_longer_is_the_long_one(agent: str, tmp_path: Path) -> None:
+    """If its schedules have the lengths of the long run's. It is stopped on the way, too."""
+    run = run_of(agent, "chain-8", 1400, 3)
+    until(train(run, tmp_path / "long", device="cpu", every=10**6))
+    until(train(replace(run, frames=700), tmp_path / "run", device="cpu", every=10**6))
+    assert Folder(tmp_path / "run").trained() == 700
+    until(resume(tmp_path / "run", frames=1400, device="cpu", every=100), 1030)
+    assert Folder(tmp_path / "run").run() == run
+    until(resume(tmp_path / "run", device="cpu"))
+    assert left(tmp_path / "run") == left(tmp_path / "long")
+    assert Folder(tmp_path / "run").trained() == 1400
+
+
+def test_a_run_that_is_killed_as_it_is_lengthened_goes_on(tmp_path: Path) -> None:
+    """Its settings are written before its checkpoint. A checkpoint of a longer run is of another one."""
+    run = run_of("dqn", "chain-8", 600, 3)
+    until(train(run, tmp_path, device="cpu"))
+    Folder(tmp_path).lengthen(replace(run, frames=1000))
+    assert {"onefold", "commit", "format"} <= set(json.loads((tmp_path / SETTINGS).read_text()))
+    until(resume(tmp_path, device="cpu"))
+    assert Folder(tmp_path).trained() == 1000
+    Folder(tmp_path).lengthen(run)
+    with pytest.raises(FileError, match="belongs to a run with other settings"):
+        until(resume(tmp_path, device="cpu"))
+
+
+def test_a_longer_run_is_asked_for_by_its_frames(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, epsilon = copied(done, tmp_path / "run"), Folder(done).run().learning.epsilon
+    assert main(["rl", "resume", str(run), "--frames", "500"]) == 2
+    assert capsys.readouterr().err == ("onefold: frames: the run has 600 (got 500). Give more to train it longer.\n")
+    assert main(["rl", "resume", str(run), "--frames", "600"]) == 0
+    assert "has been trained to its end before; --frames trains it longer" in capsys.readouterr().out
+    assert main(["rl", "resume", str(run), "--frames", "8e2", "--device", "cpu"]) == 0
+    assert (Folder(run).run().frames, Folder(run).trained()) == (800, 800)
+    assert Folder(run).run().learning.epsilon == epsilon  # whose length was a tenth of 600 frames
+    (run / CHECKPOINT).unlink()
+    assert main(["rl", "resume", str(run), "--frames", "1000"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("run: there is no checkpoint in it to go on from")
+    assert Folder(run).run().frames == 800
+
+
+@pytest.mark.parametrize(("before", "after"), [(900, 900), (900, 2700), (10, 20), (1000, 1500), (7, 1000)])
+def test_visits_of_a_lengthened_run_are_where_they_belong(before: int, after: int) -> None:
+    """Each in the slice of its frame; where a slice of the shorter run lies in two, in the later one."""
+    short, whole, longer = (Visits("chain-8", frames) for frames in (before, after, after))
+    for frame in range(1, before + 1):
+        place = np.array([[frame % 8, 0.0]], np.float32)
+        short.add(frame, place)
+        whole.add(frame, place)
+    longer.restore(short.counts.copy(), before)
+    assert longer.counts.sum() == before
+    if after % before == 0:
+        np.testing.assert_array_equal(longer.counts, whole.counts)
+    assert (longer.counts.sum((1, 2)).cumsum() <= whole.counts.sum((1, 2)).cumsum()).all()
 
 
 def test_learning_begins_once_there_is_something_to_learn_from(tmp_path: Path) -> None:

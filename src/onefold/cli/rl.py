@@ -64,10 +64,12 @@ class Train:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was stopped or killed, from its last checkpoint."""
+    """Go on with a run that was stopped or killed, from its last checkpoint, or train it longer with --frames."""
 
     run: RunFolder
     """Its folder."""
+    frames: float | None = None
+    """Train for so many frames in all, more than the run was to make. Schedules keep their lengths in settings.json."""
     workers: int | None = None
     """Processes that run the environments."""
     checkpoint: float | None = None
@@ -82,14 +84,15 @@ class Resume:
     def __call__(self) -> None:
         from onefold.errors import FileError
         from onefold.rl.folder import Folder
-        from onefold.rl.runs import resume
+        from onefold.rl.runs import lengthened, resume
 
-        run = Folder(self.run).run()
+        frames = _maybe(self.frames, "--frames")
+        run = lengthened(Folder(self.run).run(), frames)
         with contextlib.suppress(FileError):  # networks that are damaged will be written anew
             if Folder(self.run).trained() >= run.frames:
-                print(f"{self.run}: has been trained to its end before")
+                print(f"{self.run}: has been trained to its end before; --frames trains it longer")
                 return
-        shown(resume(self.run, **_how(self.device, self.workers, self.checkpoint)), run, self.device)
+        shown(resume(self.run, frames=frames, **_how(self.device, self.workers, self.checkpoint)), run, self.device)
         _trained(self.run, run.environment)
 
 

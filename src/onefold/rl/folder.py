@@ -6,6 +6,7 @@ import io
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +129,20 @@ class Folder:
         if not (self.path / CHECKPOINT).is_file():
             raise InputError(f"{self.path}: there is no checkpoint in it to go on from")
 
-    def kept(self) -> dict[str, Tensor]:
-        """The last checkpoint, which must be of this run."""
+    def kept(self, run: Run) -> tuple[dict[str, Tensor], int]:
+        """The last checkpoint, and for how many frames it was to be trained: as many as the run, or fewer."""
         self.check_kept()
         path = self.path / CHECKPOINT
         tensors, header = storage.load(path, KIND)
-        if from_plain(Run, header.get("run")) != self.run():
+        before = from_plain(Run, header.get("run"))
+        if replace(before, frames=run.frames) != run or before.frames > run.frames:
             raise FileError(f"{path}: belongs to a run with other settings than {SETTINGS}")
-        return tensors
+        return tensors, before.frames
+
+    def lengthen(self, run: Run) -> None:
+        """Write the run's settings anew if it has more frames than before."""
+        if self.run() != run:
+            storage.write_json(self.path / SETTINGS, {**json_of(self.path / SETTINGS), "run": plain(run)})
 
     def trained(self) -> int:
         """For how many frames the networks that lie in it had been trained; they are the last that is written."""

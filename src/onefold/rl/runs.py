@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from onefold.core import storage
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.signals import interruptible
-from onefold.errors import FileError, warn
+from onefold.errors import FileError, InputError, warn
 from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
 from onefold.rl.learner import Learner
 from onefold.rl.light import packed
@@ -60,13 +61,13 @@ class Training:
 
     def resume(self) -> None:
         """Go on from the last checkpoint; what was written after it is forgotten."""
-        tensors = self.folder.kept()
+        tensors, frames = self.folder.kept(self.run)
         try:
             parts = {key: _under(tensors, key) for key in ("replay", "learner", "loop", "run")}
             self.learner.replay.restore(parts["replay"])
             self.learner.restore(parts["learner"])
             self.loop.restore(parts["loop"])
-            self.visits.counts[:] = parts["run"]["visits"].numpy()
+            self.visits.restore(parts["run"]["visits"].numpy(), frames)
             self.recent.extend((a, bool(b), int(c)) for a, b, c in parts["run"]["recent"].tolist())
             self.episodes, self.seconds = int(parts["run"]["episodes"]), float(parts["run"]["seconds"])
             self.replaced = int(parts["run"]["replaced"])
@@ -75,6 +76,7 @@ class Training:
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise FileError(f"{self.folder.path}: its checkpoint is not of this run ({type(error).__name__})") from None
         self.folder.cut(self.loop.frames)
+        self.folder.lengthen(self.run)
         self._share()  # it may have been killed between the two files
 
     def keep(self) -> None:
@@ -169,11 +171,17 @@ def train(
 
 
 def resume(
-    out: str | Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
+    out: str | Path,
+    *,
+    frames: int | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    every: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Go on with a run that was stopped or killed, even before it began."""
+    """Go on with a run that was stopped or killed, even before it began. With `frames`, train it for so many in all,
+    more than it was to make; schedules keep the lengths that settings.json has."""
     folder, place = Folder(Path(out)), pick_device(device)
-    run = folder.run()
+    run = lengthened(folder.run(), frames)
     if not folder.unbegun():
         folder.check_kept()
     with folder.alone(), _training(run, folder, place, workers) as training:
@@ -183,6 +191,15 @@ def resume(
         else:
             training.resume()
         yield from training.go(every)
+
+
+def lengthened(run: Run, frames: int | None) -> Run:
+    """Return the run with so many frames in all; fewer than it has are refused."""
+    if frames is None:
+        return run
+    if frames < run.frames:
+        raise InputError(f"frames: the run has {run.frames:,} (got {frames:,}). Give more to train it longer.")
+    return replace(run, frames=frames)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,19 @@ class Visits:
         if len(places) == 0:
             return
         cells = np.clip((places * CELLS).astype(int), 0, CELLS - 1)
-        np.add.at(self.counts[min(SLICES - 1, SLICES * (frames - 1) // self.frames)], (cells[:, 1], cells[:, 0]), 1)
+        np.add.at(self.counts[self._slice(frames)], (cells[:, 1], cells[:, 0]), 1)
+
+    def restore(self, counts: np.ndarray, frames: int) -> None:
+        """Be what another one was, of a run of so many frames. A slice of it that lies in two of these is in the later.
+
+        That is exact if this run is as long as that one, or several times as long.
+        """
+        self.counts[:] = 0
+        for i, part in enumerate(counts):
+            self.counts[self._slice(-(-(i + 1) * frames // SLICES))] += part
+
+    def _slice(self, frame: int) -> int:
+        return min(SLICES - 1, SLICES * (frame - 1) // self.frames)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it: a line of text for each row of the grid, from the bottom."""

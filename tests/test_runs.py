@@ -571,6 +571,93 @@ def test_a_world_without_a_known_goal_has_none(tmp_path: Path, capsys: pytest.Ca
     assert (figures.final("success"), figures.first_goal) == (None, None)
 
 
+@pytest.mark.parametrize("kind", ["Vector", "Image"])
+def test_an_environment_of_ones_own_is_named_by_its_module(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Vectors of other numbers than float32, and grey images; what it says of positions is no map."""
+    name, out = f"users_environments:{kind}-v0", tmp_path / "run"
+    options = ["--agent", "csd", "--frames", "600", "--device", "cpu", "--set", "learning.channels=[4,4]"]
+    assert main(["rl", "train", "-o", str(out), "--env", name, *options]) == 0
+    assert Folder(out).run().environment == name
+    assert np.isfinite([float(row["loss"]) for row in Folder(out).rows(PROGRESS)]).all()
+    assert not collect(tmp_path).records[0].visits.any()
+    assert main(["rl", "eval", str(out), "--episodes", "2", "--env", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["length"] == 9
+    assert main(["rl", "resume", str(out), "--env", name, "--frames", "700", "--device", "cpu"]) == 0
+    assert Folder(out).trained() == 700
+    for command in ("resume", "eval"):
+        assert main(["rl", command, str(out), "--env", "CartPole-v1"]) == 2
+        assert f"--env: the run's environment is {name} (got CartPole-v1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Dict", "observations must be a Box, not Dict"), ("Tuple", "observations must be a Box, not Tuple"),
+        ("State", "observations must be a Box, not Discrete"), ("Colour", "or grey images, not of shape (20, 24, 3)"),
+        ("Number", "not of shape ()"), ("Empty", "not of shape (0,)"),
+        ("Continuous", "actions must be Discrete and begin with 0, not Box"),
+        ("Shifted", "actions must be Discrete and begin with 0, not Discrete"),
+        ("Vektor", "there is no environment 'users_environments:Vektor-v0'; its module registers none such "
+                   "(did you mean Vector-v0?)"),
+    ],
+)  # fmt: skip
+def test_environments_that_cannot_be_trained_on_are_one_line(
+    kind: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rl", "train", "-o", str(tmp_path / "run"), "--env", f"users_environments:{kind}-v0"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_module_is_looked_for_in_the_working_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "mine_here.py").write_text("raise ValueError('no\\nluck')")
+    (tmp_path / "mine_leaves.py").write_text("raise SystemExit(0)")
+    for module, message in (
+        ("mine_here", "ValueError: no luck"), ("mine_leaves", "SystemExit: 0"), ("mine_away", "No module named"),
+        ("", "Empty module name"), (".x", "relative import"),
+    ):  # fmt: skip
+        assert main(["rl", "grid", "-o", "runs", "--envs", f"{module}:Any-v0"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"onefold: environment '{module}:Any-v0': {module!r} cannot be imported (")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_a_runs_folder_has_no_module_imported(tmp_path: Path) -> None:
+    """Neither its settings nor its networks, until the user names it; other processes of a grid do as they are told."""
+    tests, out = Path(__file__).parent, tmp_path / "runs/dqn/users_environments:Vector-v0/seed0"
+    environment = {**os.environ, "IMPORTED": str(tmp_path / "imported"), "JAXTYPING_DISABLE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tests), *sys.path])
+
+    def onefold(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "onefold.cli", "rl", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    name, quick = "users_environments:Vector-v0", ["--frames", "600", "--device", "cpu"]
+    grid_of = ["grid", "-o", "runs", "--agents", "dqn", "--envs", name, "--seeds", "0", "--engine", "processes"]
+    done = onefold(*grid_of, *quick)
+    assert done.returncode == 0, done.stderr
+    assert Folder(out).trained() == 600
+    (tmp_path / "imported").unlink()
+    for command in (["resume", str(out), "--frames", "700", "--device", "cpu"], ["eval", str(out)]):
+        done = onefold(*command)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            f"onefold: there is no environment {name!r}: its module is not imported. "
+            "Import it, or give --env with this name"
+        )
+        assert not (tmp_path / "imported").exists()
+    assert collect(tmp_path).records[0].run.environment == name
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

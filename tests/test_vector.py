@@ -416,7 +416,7 @@ def test_misuse_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("space", "match"),
-    [("observation_space", "Box of uint8 or float32"), ("action_space", "Discrete")],
+    [("observation_space", "must be a Box, not MultiBinary"), ("action_space", "Discrete")],
 )
 def test_other_kinds_of_environments_are_refused(space: str, match: str) -> None:
     def make(number: int) -> Counting:

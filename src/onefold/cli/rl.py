@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +31,9 @@ class Train:
     agent: Literal["dqn", "bdqn", "rnd", "ids", "csd"] = "csd"
     """ε-greedy alone; ten members with random priors; Rainbow with an RND bonus; information-directed; with CSD's."""
     env: str = "my-way-home-sparse"
-    """my-way-home-dense, -sparse, -very-sparse; chain-N, deep-sea-N; or an id of Gymnasium's."""
+    """my-way-home-dense, -sparse, -very-sparse; chain-N, deep-sea-N; an id of Gymnasium's; or one of your own, as
+    my_package:MyEnv-v0, where importing my_package registers it. Observations are vectors or grey images, actions
+    Discrete."""
     frames: float = 5e6
     """Of all environments together."""
     seed: int = 0
@@ -48,12 +51,13 @@ class Train:
 
     @property
     def onward(self) -> str:
-        return _onward(self.out)
+        return _onward(self.out, self.env)
 
     def __call__(self) -> None:
         from onefold.rl.runs import train
         from onefold.rl.settings import changed, run_of
 
+        _look_here(self.env)
         run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
         run = changed(run, self.settings)
         how = _how(self.device, self.workers, self.checkpoint)
@@ -70,6 +74,8 @@ class Resume:
     """Its folder."""
     frames: float | None = None
     """Train for so many frames in all, more than the run was to make. Schedules keep their lengths in settings.json."""
+    env: str | None = None
+    """The run's environment, to import its module, if it is module:Id. A run's folder never has a module imported."""
     workers: int | None = None
     """Processes that run the environments."""
     checkpoint: float | None = None
@@ -79,7 +85,7 @@ class Resume:
 
     @property
     def onward(self) -> str:
-        return _onward(self.run)
+        return _onward(self.run, self.env)
 
     def __call__(self) -> None:
         from onefold.errors import FileError
@@ -88,6 +94,7 @@ class Resume:
 
         frames = _maybe(self.frames, "--frames")
         run = lengthened(Folder(self.run).run(), frames)
+        _import(self.env, run.environment)
         with contextlib.suppress(FileError):  # networks that are damaged will be written anew
             if Folder(self.run).trained() >= run.frames:
                 print(f"{self.run}: has been trained to its end before; --frames trains it longer")
@@ -133,6 +140,7 @@ class Grid:
 
         how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
         frames = _count(self.frames, "--frames")
+        _look_here(*self.envs)
         planned = jobs(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
         check([job.run for job in planned], elsewhere=self.engine == "ray")
         with under_way(planned):
@@ -175,6 +183,7 @@ class Search:
         from onefold.rl.grid import done, final_return, trials
 
         frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
+        _look_here(self.env)
         planned = trials(self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device)
         check([job.run for job in planned], elsewhere=self.engine == "ray")
         with under_way(planned):
@@ -200,6 +209,8 @@ class Eval:
     """Share of random actions."""
     seed: int = 0
     """Of where episodes start."""
+    env: str | None = None
+    """The run's environment, to import its module, if it is module:Id."""
     json: bool = False
     """Print JSON."""
 
@@ -209,7 +220,10 @@ class Eval:
         from onefold.rl.play import Player
         from onefold.rl.worlds import has_goal
 
-        count, player = _count(self.episodes, "--episodes"), Player(self.run, self.seed, self.epsilon)
+        count = _count(self.episodes, "--episodes")
+        _import(self.env)
+        player = Player(self.run, self.seed, self.epsilon)
+        _import(self.env, player.run.environment)
         played, goal = list(counted(player.play(count), count)), has_goal(player.run.environment)
         found = {
             "episodes": len(played),
@@ -267,9 +281,29 @@ class RL:
         return self.what() or 0
 
 
-def _onward(out: Path) -> str:
+def _onward(out: Path, env: str | None) -> str:
     """How to go on with a run that was stopped; if it had not begun, by the same command."""
-    return f"onefold rl resume {out}" if (out / "settings.json").exists() else ""
+    named = f" --env {env}" if env and ":" in env else ""
+    return f"onefold rl resume {out}{named}" if (out / "settings.json").exists() else ""
+
+
+def _look_here(*envs: str) -> None:
+    """Have modules of the working folder imported, too, if one is named."""
+    if any(":" in env for env in envs) and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def _import(env: str | None, environment: str | None = None) -> None:
+    """Import the module that was named with --env, which must be that of the run."""
+    from onefold.errors import InputError
+    from onefold.rl.worlds import import_environment
+
+    if env is None:
+        return
+    if environment not in (None, env):
+        raise InputError(f"--env: the run's environment is {environment} (got {env})")
+    _look_here(env)
+    import_environment(env)
 
 
 def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str, Any]:

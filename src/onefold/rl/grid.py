@@ -16,6 +16,7 @@ from onefold.rl.agents import AGENTS, Agent
 from onefold.rl.folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, SETTINGS, Folder, late, read_columns
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import Run, changed, run_of
+from onefold.rl.worlds import import_environment
 
 RATES = (1.25e-4, 2.5e-4, 3.75e-4, 5e-4, 6.25e-4, 7.5e-4)
 WEIGHTS = (0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
@@ -105,6 +106,7 @@ def done(jobs: Sequence[Job], how: str, workers: int | None = None) -> Iterator[
 
 def work(job: Job) -> dict[str, Any]:
     """Train to the end, from the last checkpoint if there is one."""
+    import_environment(job.run.environment)  # this may be another process; the name is that of the user's command
     begun = (job.out / SETTINGS).exists()
     how: dict[str, Any] = {"device": job.device, "every": job.every}
     for _ in resume(job.out, **how) if begun else train(job.run, job.out, **how):

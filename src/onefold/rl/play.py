@@ -92,7 +92,9 @@ class Player:
         member = torch.tensor([int(self.rng.integers(max(1, self.run.agent.members)))])
         seen, length, total, best, over = [_view(env, info)] if views else [], 0, 0.0, 0.0, False
         while not over:
-            frame, reward, terminated, truncated, info = env.step(self._action(np.stack(stack), member))
+            frame, reward, terminated, truncated, info = env.step(
+                self._action(np.stack(stack).astype(self.form.dtype, copy=False), member)
+            )
             stack, over = [*stack[1:], frame], terminated or truncated
             length, total, best = length + 1, total + float(reward), max(best, float(reward))
             if views:

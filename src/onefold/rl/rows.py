@@ -37,7 +37,7 @@ class Steps(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What an environment sees and can do."""
+    """What an environment sees and can do. Bytes are kept as bytes, all other numbers as float32."""
 
     frame: tuple[int, ...]
     dtype: np.dtype
@@ -54,13 +54,21 @@ def form(make: Make) -> Form:
         raise OnefoldError(f"environment 0 cannot be made: {one_line(error)}") from error
     sight, choice = env.observation_space, env.action_space
     env.close()
-    if not isinstance(sight, gymnasium.spaces.Box) or sight.dtype not in (np.uint8, np.float32):
-        raise InputError(f"observations must be a Box of uint8 or float32, not {sight}")
+    if not isinstance(sight, gymnasium.spaces.Box):
+        flat = "Flatten them with gymnasium.wrappers.FlattenObservation"
+        raise InputError(f"observations must be a Box, not {_shown(sight)}. {flat}.")
+    if len(sight.shape) not in (1, 2) or 0 in sight.shape:
+        grey = "Turn colours into grey with gymnasium.wrappers.GrayscaleObservation"
+        raise InputError(f"observations must be vectors or grey images, not of shape {sight.shape}. {grey}.")
     if not isinstance(choice, gymnasium.spaces.Discrete) or choice.start != 0:
-        raise InputError(f"actions must be Discrete and begin with 0, not {choice}")
+        raise InputError(f"actions must be Discrete and begin with 0, not {_shown(choice)}")
     if choice.n > MOST_ACTIONS:
         raise InputError(f"there may be at most {MOST_ACTIONS} actions, not {choice.n}")
-    return Form(sight.shape, np.dtype(sight.dtype), int(choice.n))
+    return Form(sight.shape, np.dtype(np.uint8 if sight.dtype == np.uint8 else np.float32), int(choice.n))
+
+
+def _shown(space: gymnasium.Space) -> str:
+    return " ".join(str(space).split())[:100]
 
 
 def row(form: Form) -> np.dtype:
@@ -128,5 +136,7 @@ class Group:
         steps.terminated[i] = terminated
         steps.truncated[i] = truncated
         steps.began[i] = began
-        steps.positions[i] = info.get("position", np.nan)
+        position = info.get("position")
+        is_place = isinstance(position, np.ndarray) and position.shape == (2,) and position.dtype.kind in "fiu"
+        steps.positions[i] = position if is_place else np.nan
         self._over[i] = bool(terminated or truncated)

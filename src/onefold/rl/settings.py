@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from onefold.core.batches import check_seed
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning
-from onefold.rl.worlds import suited, world
+from onefold.rl.worlds import import_environment, suited, world
 
 T = TypeVar("T")
 LARGEST_INTEGER, MOST_LAYERS = 2**53, 64
@@ -39,7 +39,8 @@ class Run:
 
 
 def run_of(agent: str, environment: str, frames: int, seed: int, num_envs: int | None = None) -> Run:
-    """One of the paper's agents, as the world's own settings have it."""
+    """One of the paper's agents, as the world's own settings have it. Of `module:Id` the module is imported."""
+    import_environment(environment)
     if agent not in AGENTS:
         raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
     place = world(environment, frames)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from onefold.rl.worlds import DOOM
+from onefold.rl.worlds import DOOM, has_goal
 
 SLICES, CELLS = 20, 48
 
@@ -15,9 +15,12 @@ class Visits:
 
     def __init__(self, environment: str, frames: int) -> None:
         self.bounds, self.frames = bounds(environment), frames
+        self.mapped = has_goal(environment)  # of other environments it is not known where positions can be
         self.counts = np.zeros((SLICES, CELLS, CELLS), np.int64)
 
     def add(self, frames: int, positions: np.ndarray) -> None:
+        if not self.mapped:
+            return
         left, bottom, right, top = self.bounds
         places = (positions - (left, bottom)) / (right - left, top - bottom)
         places = places[np.isfinite(places).all(1)]

@@ -1,7 +1,10 @@
 """Where agents can be sent, by name, and how they learn there."""
 
+import difflib
 import functools
+import importlib
 import re
+import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +12,7 @@ from onefold.errors import InputError
 from onefold.rl.agents import Agent, Learning, LinearSchedule
 from onefold.rl.gym import gymnasium
 from onefold.rl.replay import ReplaySettings
-from onefold.rl.rows import Make
+from onefold.rl.rows import Make, one_line
 
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
 KNOWN = (*DOOM, "chain-N", "deep-sea-N")
@@ -27,7 +30,10 @@ class World(NamedTuple):
 
 
 def world(name: str, frames: int) -> World:
-    """The world of that name, for a run of so many frames; any other name is one of Gymnasium's."""
+    """The world of that name, for a run of so many frames; any other name is one of Gymnasium's.
+
+    Of `module:Id` the module must have been imported: a name can come from a file, which may never have one imported.
+    """
     if name in DOOM:
         return World(functools.partial(_doom, variant=DOOM[name]), 16, True, Learning())
     small = Learning(
@@ -47,9 +53,26 @@ def world(name: str, frames: int) -> World:
         if size < SMALLEST[found[1]]:
             raise InputError(f"{found[1]}-N has an N of at least {SMALLEST[found[1]]}, not {size}")
         return World(functools.partial(_small, kind=found[1], size=size), 4, False, small)
-    if name not in gymnasium.registry:
-        raise InputError(f"there is no environment {name!r}; known are {', '.join(KNOWN)}, and those of Gymnasium")
-    return World(functools.partial(_gymnasium, name=name), 4, False, small)
+    module, _, id_ = name.rpartition(":")
+    unknown = f"there is no environment {name[:100]!r}"
+    if module and module not in sys.modules:
+        raise InputError(f"{unknown}: its module is not imported. Import it, or give --env with this name")
+    if id_ not in gymnasium.registry:
+        near = difflib.get_close_matches(id_[:100], gymnasium.registry, 1)
+        known = "its module registers none such" if module else f"known are {', '.join(KNOWN)}, and those of Gymnasium"
+        raise InputError(f"{unknown}; {known}{f' (did you mean {near[0]}?)' if near else ''}")
+    return World(functools.partial(_gymnasium, name=id_), 4, False, small)
+
+
+def import_environment(name: str) -> None:
+    """Import the module of `module:Id`, which registers it with Gymnasium. Only for names that the user has typed."""
+    module, colon, _ = name.rpartition(":")
+    if not colon:
+        return
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"environment {name!r}: {module!r} cannot be imported ({one_line(error)})") from error
 
 
 def has_goal(name: str) -> bool:

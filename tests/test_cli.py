@@ -57,7 +57,7 @@ def test_errors_of_the_house_are_one_line(monkeypatch: pytest.MonkeyPatch, capsy
         raise InputError("these digits are not digits")
 
     monkeypatch.setattr(demo, "sets", refuse)
-    monkeypatch.setattr(cli, "_folder", lambda path: path)
+    monkeypatch.setattr(sys.modules["onefold.cli.main"], "_folder", lambda path: path)
     assert cli.main(["demo"]) == 2
     assert capsys.readouterr().err == "onefold: these digits are not digits\n"
 

@@ -27,7 +27,8 @@ from PIL import Image
 
 import onefold.data
 from onefold import cli
-from onefold.data import ImageSet, catalogue, command, data_dir, download, fetch, idx, notmnist, read_set, sets
+from onefold.cli import data as command
+from onefold.data import ImageSet, catalogue, data_dir, download, fetch, idx, notmnist, read_set, sets
 from onefold.data.catalogue import CATALOGUE, IDX_FILES, Known, Mirror, idx_set
 from onefold.data.download import Patience, Watch, unwatched
 from onefold.data.notmnist import read_letters

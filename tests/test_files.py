@@ -361,7 +361,9 @@ def test_numbers_of_numpy_are_saved_as_numbers(fresh: dict[str, Any]) -> None:
 def test_nothing_in_a_file_is_run(fresh: dict[str, Any]) -> None:
     """By the interpreter's own record: loading opens the file, and imports, compiles and starts nothing."""
     assert not [
-        event for event in fresh["events"] if not event.startswith(("open", "object.", "builtins.id", "cpython."))
+        event
+        for event in fresh["events"]
+        if not event.startswith(("open", "object.", "builtins.id", "cpython.", "sys._getframe"))
     ]
     assert all(name.startswith(("/proc/", "/sys/fs/cgroup/")) for name in fresh["opened"])
 

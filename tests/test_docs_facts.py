@@ -142,6 +142,16 @@ def test_tables_are_those_of_the_result_files(tables: ModuleType) -> None:
         assert text == tables.filled(text, name, writers), f"{name} is not up to date: python benchmarks/tables.py"
 
 
+def test_the_module_map_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("module_map", ROOT / "tools" / "module_map.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module_map = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module_map)
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    assert module_map.filled(text) == text, "python tools/module_map.py"
+
+
 def test_a_changed_figure_would_be_noticed(tables: ModuleType) -> None:
     name = "docs/results/detection.md"
     text = (ROOT / name).read_text("utf-8")

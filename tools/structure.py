@@ -2,6 +2,7 @@
 
     python tools/structure.py            # the counts
     python tools/structure.py --list     # and every place
+    python tools/structure.py --docs     # and callables of the site whose docs explain every argument (needs torch)
     python tools/structure.py --stacks   # and the deepest stack of our own frames in fit, score and load (needs torch)
 
 Counted: names that say nothing, accesses to private names of other modules, record types of the benchmark, modules and
@@ -132,9 +133,52 @@ def stacks() -> dict[str, int]:
         return depths | {"load": measured(lambda: onefold.load(path))}
 
 
+def documented() -> tuple[list[str], int]:
+    """Return the callables of the site whose docs leave out an argument of their signature, and how many there are."""
+    import importlib
+    import inspect
+    import re
+
+    pages = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs" / "api").glob("*.md")))
+    lacking, total = [], 0
+    for name, options in re.findall(r"^::: (onefold[\w.]*)\n((?:    .*\n?)*)", pages, re.M):
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            try:
+                thing = importlib.import_module(".".join(parts[:length]))
+                break
+            except ImportError:
+                continue
+        else:
+            continue
+        for part in parts[length:]:
+            thing = getattr(thing, part)
+        members = re.search(r"members: (\[.*?\]|false)", options)
+        shown = {name: thing} if callable(thing) else {}
+        if inspect.isclass(thing):
+            listed = [] if members is None or members[1] == "false" else re.findall(r"\w+", members[1])
+            shown |= {f"{name}.{member}": getattr(thing, member) for member in listed}
+        for label, item in shown.items():
+            if not callable(item):
+                continue
+            total += 1
+            try:
+                parameters = [
+                    p for p in inspect.signature(item).parameters if p not in ("self", "cls", "args", "kwargs")
+                ]
+            except (TypeError, ValueError):
+                continue
+            text = (inspect.getdoc(item) or "").partition("Args:")[2]
+            absent = [p for p in parameters if not re.search(rf"(?m)^\s+\*{{0,2}}{re.escape(p)}\b.*:", text)]
+            if absent:
+                lacking.append(f"{label}: {', '.join(absent)}")
+    return lacking, total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print every place")
+    parser.add_argument("--docs", action="store_true", help="count documented arguments, too (needs torch)")
     parser.add_argument("--stacks", action="store_true", help="measure stacks, too")
     chosen = parser.parse_args()
     vague, total = vague_names()
@@ -151,6 +195,11 @@ def main() -> None:
         print("\n".join(["", *vague, "", *private, "", *records]))
         words = Counter(place.rpartition(" ")[2].strip("_") for place in vague)
         print("\n" + ", ".join(f"{word} {count}" for word, count in words.most_common()))
+    if chosen.docs:
+        lacking, total = documented()
+        print(f"callables of the site whose docs explain every argument: {total - len(lacking)} of {total}")
+        if chosen.list:
+            print("\n".join(lacking))
     if chosen.stacks:
         for name, depth in stacks().items():
             print(f"deepest stack of our own frames in {name}: {depth}")

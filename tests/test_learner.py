@@ -299,7 +299,7 @@ def test_a_run_that_ended_leaves_no_memory_behind(tmp_path: Any) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", ["csd", "ids"])
+@pytest.mark.parametrize("name", ["csd", pytest.param("ids", marks=pytest.mark.slow)])
 def test_an_update_can_be_compiled(name: str) -> None:
     """Without a GPU nothing else compiles the update. The type checker would break the trace, so it is left out."""
     code = f"""

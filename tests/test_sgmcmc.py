@@ -68,7 +68,7 @@ def differences(theta: np.ndarray) -> np.ndarray:
     return theta[:, [1, 3]] - theta[:, [0, 2]]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_the_posterior_of_a_logistic_regression(temperature: float) -> None:
     """From halves of the data, in steps so large that a quarter of the trajectories is rejected."""
     settings: dict[str, Any] = {"epochs": 1, "burn_in": 10, "lr": 6.0, "momentum": 0.7, "batch": 30, "hidden": ()}

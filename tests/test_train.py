@@ -135,7 +135,7 @@ from onefold.nn import train
 from onefold.nn.train import Recipe
 train.checkpointed.__defaults__ = (0.0,)  # write after every step
 x = np.random.default_rng(0).normal(size=(80, 5))
-det = onefold.CSD(recipe=Recipe(steps=150, batch=16), device="cpu").fit(x, checkpoint=sys.argv[1])
+det = onefold.CSD(recipe=Recipe(steps=100, batch=16), device="cpu").fit(x, checkpoint=sys.argv[1])
 np.savetxt(sys.argv[2], det.variance(x), fmt="%.17g")
 """
 

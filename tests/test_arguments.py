@@ -67,7 +67,7 @@ CALLS = {
     "CSD(recipe=1000)": "recipe must be of class Recipe, not 1000",
     "CSD(architecture={1: 2})": "architecture must be of class Architecture, not a dict",
     "CSD(seed=-1)": "seed must be an integer from 0 to 4,294,967,295, not -1",
-    "CSD(device=3)": "device 3 is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:1'",
+    "CSD(device=3)": "device 3 is unknown. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.",
     "DeepEnsemble(hidden=3)": "hidden must be at most 64 layer sizes, as (256, 256), not 3",
     "DeepEnsemble(score='relative')": "score must be one of mutual_information, entropy, variance, not 'relative'",
     "DeepEnsemble(members=1)": "members must be an integer of at least 2, not 1",
@@ -96,7 +96,7 @@ CALLS = {
     ),
     "CSD(object())": "object is no kernel that can be used here: it needs a call k(x1, x2) and .diag",
     "kernels.from_model(nn.Linear(2, 2)).diag([1, 2])": (
-        "a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first"
+        "batch: a list is not supported here. Pass a tensor, a tuple of tensors or a dict of tensors, samples first."
     ),
     "kernels.infinite(1, activation='gelu')": "no closed form for 1 hidden layers of 'gelu', ntk",
     "kernels.from_model(pipeline)": (

@@ -52,7 +52,7 @@ def learned(x: Any) -> tuple[Reader, Tensor]:
         (torch.zeros(3, 3).to_sparse(), "sparse"),
         (torch.zeros(3, 3, device="meta"), "plain real numbers"),
         ("digits", "digits does not exist"),
-        (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "numbers are needed"),
+        (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "dtype datetime64.* is not supported. Pass numbers"),
     ],
 )
 def test_what_is_not_numbers_is_refused(x: object, message: str) -> None:
@@ -69,7 +69,7 @@ def test_sparse_matrices_are_refused_in_one_line(form: str) -> None:
         for take in (onefold.KNN().fit, detector.score, detector.calibrate):
             with pytest.raises(InputError, match=message):
                 take(sparse)
-        with pytest.raises(InputError, match="y is a"):
+        with pytest.raises(InputError, match=r"^y: a \w+ is not supported\. Pass a NumPy array"):
             onefold.DeepEnsemble().fit(x, sparse)
 
 
@@ -418,7 +418,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_small_tools_check_what_they_get() -> None:
-    with pytest.raises(InputError, match="same length"):
+    with pytest.raises(InputError, match=r"different lengths \(3 and 2\)"):
         rank_correlation([1, 2, 3], [1, 2])
     with pytest.raises(InputError, match="finite"):
         rank_correlation([1, 2, np.nan], [1, 2, 3])
@@ -437,7 +437,7 @@ def test_small_tools_check_what_they_get() -> None:
 
 @pytest.mark.parametrize("labels", [np.full(40, 3), np.r_[np.zeros(39), 1e13], np.r_[np.zeros(39), np.inf]])
 def test_labels_that_no_classifier_can_use_are_refused(labels: np.ndarray) -> None:
-    with pytest.raises(InputError, match=r"one class only|number them|whole numbers"):
+    with pytest.raises(InputError, match=r"one class only|Number the classes|whole numbers"):
         onefold.DeepEnsemble(2, recipe=SHORT).fit(vectors(), labels)
 
 

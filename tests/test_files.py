@@ -565,8 +565,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "message"),
-    [({"format": 2}, "has format 2, this version of onefold reads format 1: a newer onefold wrote it, upgrade"),
-     ({"format": 3, "header": None, "sha256": 1}, "has format 3, this version of onefold reads format 1: a newer"),
+    [({"format": 2}, "has format 2, this version of onefold reads format 1. A newer onefold wrote it; upgrade"),
+     ({"format": 3, "header": None, "sha256": 1}, "has format 3, this version of onefold reads format 1. A newer"),
      ({"kind": "training checkpoint"}, "is of kind 'training checkpoint', and 'detector' was expected"),
      ({"kind": "a\nb"}, "is of kind 'unknown', and 'detector' was expected"),
      ({"kind": "x" * 10**6}, "is of kind 'unknown', and 'detector' was expected"),

@@ -137,7 +137,7 @@ BAD = {
     "one sample": (np.zeros((1, 4)), "one sample"),
     "no samples axis": (np.zeros(4), r"samples of shape \(\)"),
     "five axes": (np.zeros((2, 2, 2, 2, 2)), "kernels.from_model"),
-    "strings": (np.array([["a", "b"], ["c", "d"]]), "numbers are needed"),
+    "strings": (np.array([["a", "b"], ["c", "d"]]), "dtype <U1 is not supported. Pass numbers"),
     "mixed": (np.array([[1, "b"], [2.0, None]], dtype=object), "mixed columns"),
     "ragged": ([[1.0, 2.0], [3.0]], "ragged"),
     "complex": (np.zeros((3, 2), dtype=complex), "complex"),
@@ -417,7 +417,7 @@ def test_disagreements_by_hand() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [([0, 1], "one class label for each of the 60"), (np.linspace(0, 1, 59), "a finite target for each of the 60"),
-     (-np.ones(60), "negative"), (["cat"] * 60, "numbers are needed")],
+     (-np.ones(60), "negative"), (["cat"] * 60, "dtype <U3 is not supported. Pass numbers")],
 )  # fmt: skip
 def test_bad_labels_are_refused(labels: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):

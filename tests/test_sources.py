@@ -139,7 +139,7 @@ def test_named_arrays() -> None:
     refused({1: [1.0]}, "key 1")
     refused({"a": [1.0], "b": [1.0, 2.0]}, "different numbers")
     refused({"a": np.array([2**63], np.uint64)}, "fit int64")
-    refused({"a": ["text"]}, "numbers are needed")
+    refused({"a": ["text"]}, "dtype <U4 is not supported. Pass numbers")
 
 
 class Items(Dataset):

@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Every message is one line that says what was found and what to do."""
+"""Errors and warnings of onefold, and the escaping of text that they print."""
 
 import contextlib
 import re
@@ -7,36 +7,40 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# Controls, direction marks and overrides, and halves of surrogate pairs: what a name can hide or turn around with.
+# Control characters, direction marks and surrogates: characters that can hide or reorder text in a terminal.
 UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, with everything that is invisible or that a terminal acts on written as \\uXXXX."""
+    """Return `text` on one line, with invisible characters and control characters escaped as \\uXXXX."""
     return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class OnefoldError(Exception):
-    """Base of every error that onefold raises on purpose. Its text is safe to print: names in it may be strangers'."""
+    """Base class of the errors that onefold raises on purpose.
+
+    The text is one line with the problem and what to do about it. It is safe to print: control characters in names from
+    untrusted files are escaped.
+    """
 
     def __str__(self) -> str:
         return visible(super().__str__())
 
 
 class InputError(OnefoldError, ValueError):
-    """Data or an argument that cannot be used as it is."""
+    """Data or an argument that cannot be used."""
 
 
 class NotFittedError(OnefoldError, RuntimeError):
-    """A method was asked for scores before it was fitted."""
+    """A detector that needs `fit` first."""
 
 
 class LayerError(OnefoldError, LookupError):
-    """A model has no layer of that name, or the layer gives no usable features."""
+    """A layer that the model does not have, or that gives no usable features."""
 
 
 class NotEnoughMemoryError(OnefoldError, MemoryError):
-    """A job that would not fit, refused before it starts."""
+    """A computation that needs more memory than is available, refused before it starts."""
 
 
 class TrainingError(OnefoldError, RuntimeError):
@@ -44,7 +48,7 @@ class TrainingError(OnefoldError, RuntimeError):
 
 
 class FileError(OnefoldError, ValueError):
-    """A file that is damaged, foreign, of a newer version, or made by another run."""
+    """A file that is damaged, of another format, of a newer version, or from another run."""
 
 
 class MissingExtraError(OnefoldError, ImportError):
@@ -52,31 +56,31 @@ class MissingExtraError(OnefoldError, ImportError):
 
 
 class OnefoldWarning(UserWarning):
-    """Something that works but should not be trusted as it is; the message has the reason."""
+    """A result that should not be trusted without a check; the message has the reason."""
 
 
 def warn(message: str) -> None:
-    """Warn about the line of the user's that led here, however deep in the package the reason was found."""
-    frame, level, ours = sys._getframe(), 0, 0
+    """Warn about the line of the user's code that called onefold, however deep in the package the cause is."""
+    frame, level, package_level = sys._getframe(), 0, 0
     while frame is not None:
         level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] == "onefold":
-            ours = level
+            package_level = level
         frame = frame.f_back
-    warnings.warn(visible(message), OnefoldWarning, stacklevel=ours + 1)
+    warnings.warn(visible(message), OnefoldWarning, stacklevel=package_level + 1)
 
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Warnings of ours as one line each, without a line of source code."""
+    """Print onefold's warnings as one line each, without the line of source code."""
     with warnings.catch_warnings():
-        shown = warnings.showwarning
+        show_default = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if issubclass(category, OnefoldWarning):
                 print(f"onefold: warning: {message}", file=sys.stderr)
             else:
-                shown(message, category, *rest)
+                show_default(message, category, *rest)
 
         warnings.showwarning = show
         yield

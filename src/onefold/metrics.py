@@ -1,4 +1,4 @@
-"""Ranking metrics for strange against familiar inputs, thin over scikit-learn. Bigger score = stranger."""
+"""Ranking metrics for the scores of familiar and unfamiliar inputs. A bigger score means more uncertain."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,51 +7,127 @@ from onefold.errors import InputError
 from onefold.types import ArrayLike
 
 
-def auroc(familiar: ArrayLike, strange: ArrayLike) -> float:
-    """Probability that a strange input scores above a familiar one, ties counted half."""
+def auroc(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
+    """Return the probability that an unfamiliar input scores above a familiar one; ties count half.
+
+    Args:
+        familiar: Scores of familiar (in-distribution) inputs.
+        unfamiliar: Scores of unfamiliar (out-of-distribution) inputs.
+
+    Returns:
+        Area under the ROC curve, from 0 to 1; 0.5 is chance.
+
+    Raises:
+        InputError: If a side has no scores, or a score is NaN or infinite.
+    """
     from sklearn.metrics import roc_auc_score  # takes a second to load
 
-    scores, labels = _joined(familiar, strange)
+    scores, labels = _join_groups(familiar, unfamiliar)
     return float(roc_auc_score(labels, scores))
 
 
-def aupr_out(familiar: ArrayLike, strange: ArrayLike, *, balanced: bool = True) -> float:
-    """Area under precision-recall with the strange inputs as positives; `balanced` gives both classes equal weight."""
+def aupr_out(familiar: ArrayLike, unfamiliar: ArrayLike, *, balanced: bool = True) -> float:
+    """Return the area under the precision-recall curve with the unfamiliar inputs as positives.
+
+    Args:
+        familiar: Scores of familiar (in-distribution) inputs.
+        unfamiliar: Scores of unfamiliar (out-of-distribution) inputs.
+        balanced: Weight both groups equally, so that the result does not depend on their sizes.
+
+    Returns:
+        Average precision, from 0 to 1.
+
+    Raises:
+        InputError: If a side has no scores, or a score is NaN or infinite.
+    """
     from sklearn.metrics import average_precision_score
 
-    scores, labels = _joined(familiar, strange)
+    scores, labels = _join_groups(familiar, unfamiliar)
     return float(average_precision_score(labels, scores, sample_weight=_weights(labels) if balanced else None))
 
 
-def aupr_in(familiar: ArrayLike, strange: ArrayLike, *, balanced: bool = True) -> float:
-    """Area under precision-recall with the familiar inputs as positives."""
+def aupr_in(familiar: ArrayLike, unfamiliar: ArrayLike, *, balanced: bool = True) -> float:
+    """Return the area under the precision-recall curve with the familiar inputs as positives.
+
+    Args:
+        familiar: Scores of familiar (in-distribution) inputs.
+        unfamiliar: Scores of unfamiliar (out-of-distribution) inputs.
+        balanced: Weight both groups equally, so that the result does not depend on their sizes.
+
+    Returns:
+        Average precision, from 0 to 1.
+
+    Raises:
+        InputError: If a side has no scores, or a score is NaN or infinite.
+    """
     from sklearn.metrics import average_precision_score
 
-    scores, labels = _joined(familiar, strange)
+    scores, labels = _join_groups(familiar, unfamiliar)
     return float(average_precision_score(1 - labels, -scores, sample_weight=_weights(labels) if balanced else None))
 
 
-def fpr95(familiar: ArrayLike, strange: ArrayLike) -> float:
-    """Share of strange inputs that pass as familiar at the threshold that 95 % of the familiar ones pass."""
-    scores, labels = _joined(familiar, strange)
-    known = np.sort(scores[labels == 0])
-    threshold = known[int(np.ceil(0.95 * len(known))) - 1]
+def fpr95(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
+    """Return the share of unfamiliar inputs accepted at the threshold that accepts 95 % of the familiar ones.
+
+    Args:
+        familiar: Scores of familiar (in-distribution) inputs.
+        unfamiliar: Scores of unfamiliar (out-of-distribution) inputs.
+
+    Returns:
+        False-positive rate with familiar inputs as positives, from 0 (best) to 1.
+
+    Raises:
+        InputError: If a side has no scores, or a score is NaN or infinite.
+    """
+    scores, labels = _join_groups(familiar, unfamiliar)
+    ordered = np.sort(scores[labels == 0])
+    threshold = ordered[int(np.ceil(0.95 * len(ordered))) - 1]
     return float(np.mean(scores[labels == 1] <= threshold))
 
 
 def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
-    """Share of labels predicted right."""
-    found, true = np.asarray(predicted), np.asarray(labels)
-    if found.shape != true.shape:
-        raise InputError(f"predictions have shape {found.shape}, labels {true.shape}")
-    return float(np.mean(found == true))
+    """Return the share of labels that are predicted correctly.
+
+    Args:
+        predicted: Predicted labels.
+        labels: True labels, of the same shape.
+
+    Returns:
+        Share from 0 to 1.
+
+    Raises:
+        InputError: If the shapes differ.
+    """
+    predictions, truth = np.asarray(predicted), np.asarray(labels)
+    if predictions.shape != truth.shape:
+        raise InputError(
+            f"predicted: shape {predictions.shape} does not match the labels' {truth.shape}. "
+            "Pass one prediction for each label."
+        )
+    return float(np.mean(predictions == truth))
 
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank; NaN if one side is constant."""
+    """Return Spearman's rank correlation: Pearson's correlation of the ranks, where ties share their mean rank.
+
+    Args:
+        a: Scores.
+        b: As many scores of the same samples.
+
+    Returns:
+        Correlation from −1 to 1; NaN if one side is constant.
+
+    Raises:
+        InputError: If the lengths differ, or a score is NaN or infinite.
+    """
     values = [np.asarray(side, dtype=np.float64).ravel() for side in (a, b)]
-    if len(values[0]) != len(values[1]) or not all(np.isfinite(side).all() for side in values):
-        raise InputError("a rank correlation needs two finite sets of scores of the same length")
+    if len(values[0]) != len(values[1]):
+        raise InputError(
+            f"scores: the two sets have different lengths ({len(values[0])} and {len(values[1])}). "
+            "Pass scores of the same samples."
+        )
+    if not all(np.isfinite(side).all() for side in values):
+        raise InputError("scores: NaN or infinity cannot be ranked. Pass finite scores.")
     left, right = (_ranks(side) for side in values)
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return float("nan")
@@ -59,19 +135,22 @@ def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ranks from 0, ties at their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
-def _joined(familiar: ArrayLike, strange: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    groups = [np.asarray(group, dtype=np.float64).ravel() for group in (familiar, strange)]
+def _join_groups(familiar: ArrayLike, unfamiliar: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return all scores, and labels that are 1 for unfamiliar inputs."""
+    groups = [np.asarray(group, dtype=np.float64).ravel() for group in (familiar, unfamiliar)]
     if not all(len(group) for group in groups):
-        raise InputError("ranking needs at least one familiar and one strange score")
+        raise InputError("scores: one group is empty. Pass at least one familiar and one unfamiliar score.")
     scores = np.concatenate(groups)
     if not np.isfinite(scores).all():
-        raise InputError("scores hold NaN or infinity: they cannot be ranked")
+        raise InputError("scores: NaN or infinity cannot be ranked. Pass finite scores.")
     return scores, np.repeat([0, 1], [len(group) for group in groups])
 
 
 def _weights(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return weights that give both classes the same total."""
     return (1 / np.bincount(labels))[labels]

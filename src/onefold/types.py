@@ -1,4 +1,4 @@
-"""Shapes and the small interfaces that the floors above share."""
+"""Type aliases and protocols that several packages share."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Batch: TypeAlias = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
-"""Model inputs: one tensor, several positional ones, or named ones; the first axis of each counts samples."""
+"""Model inputs: one tensor, several positional tensors, or tensors by name; the first axis of each counts samples."""
 
 Model: TypeAlias = Any
 """A trained model: a torch.nn.Module or a torch.export.ExportedProgram."""
 
 ArrayLike: TypeAlias = Any
-"""What `fit` and `score` take: a NumPy array, a tensor, or nested lists of numbers, samples first."""
+"""Input of `fit` and `score`: a NumPy array, a tensor, or nested lists of numbers, samples first."""
 
 Scores: TypeAlias = NDArray[np.float64]
-"""One number a sample; bigger is stranger."""
+"""One number per sample; bigger is more uncertain."""
 
 
 @runtime_checkable
@@ -26,11 +26,26 @@ class Kernel(Protocol):
     """A similarity k(x, x′) between inputs, such as the neural tangent kernel of Eq. 4."""
 
     def __call__(self, x1: Any, x2: Any, /) -> Float[Tensor, "n1 n2"]:
-        """k(x1_i, x2_j) for every pair."""
+        """Return k(x1_i, x2_j) for every pair.
+
+        Args:
+            x1: N1 inputs.
+            x2: N2 inputs.
+
+        Returns:
+            Kernel matrix [N1, N2].
+        """
         ...
 
     def diag(self, x: Any, /) -> Float[Tensor, " n"]:
-        """k(x_i, x_i), without the other pairs."""
+        """Return k(x_i, x_i) without computing the other pairs.
+
+        Args:
+            x: N inputs.
+
+        Returns:
+            Diagonal of the kernel matrix, [N].
+        """
         ...
 
 
@@ -39,13 +54,20 @@ class FeatureKernel(Kernel, Protocol):
     """A kernel of finitely many features: k(x, x′) = φ(x)ᵀφ(x′)."""
 
     def features(self, x: Any, /) -> Float[Tensor, "n d"]:
-        """φ(x_i), row by row."""
+        """Return φ(x_i), one row per input.
+
+        Args:
+            x: N inputs.
+
+        Returns:
+            Features [N, D].
+        """
         ...
 
 
 @runtime_checkable
 class Indexable(Protocol):
-    """Samples by index: a tensor, or something that reads or encodes them when they are asked for."""
+    """Samples by index: a tensor, or an object that reads or encodes samples on access."""
 
     def __len__(self) -> int: ...
 
@@ -54,7 +76,7 @@ class Indexable(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """Work in so many steps, which can be kept after any of them and gone on with: a training, a chain of samples."""
+    """Work in a fixed number of steps that can be saved and resumed after each: a training or a Markov chain."""
 
     @property
     def steps(self) -> int: ...

@@ -1,1 +1,1 @@
-"""What every package needs: argument checks, storage, memory, signals, progress and provenance."""
+"""Shared helpers: argument checks, batches, storage, memory, signals, progress and provenance."""

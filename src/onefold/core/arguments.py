@@ -1,4 +1,4 @@
-"""Validation of arguments: the right type, within bounds, or one line that names the argument."""
+"""Validation of arguments: errors are one line that names the argument."""
 
 import math
 import numbers
@@ -17,7 +17,7 @@ Instance = TypeVar("Instance")
 
 
 def check_integer(value: Any, name: str, low: int = 1, high: int | None = None) -> int:
-    """Return `value` as an int from `low` to `high`. NumPy's integers are accepted; booleans and text are not."""
+    """Return `value` as an int from `low` to `high`. NumPy integers are accepted; booleans and text are not."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -26,7 +26,7 @@ def check_integer(value: Any, name: str, low: int = 1, high: int | None = None) 
         integer = None
     if integer is None or integer < low or (high is not None and integer > high):
         bounds = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
-        raise InputError(f"{name} must be an integer {bounds}, not {_shown(value)}")
+        raise InputError(f"{name} must be an integer {bounds}, not {_describe(value)}")
     return integer
 
 
@@ -37,7 +37,7 @@ def check_number(
     high: float = math.inf,
     closed: Literal["neither", "left", "both"] = "neither",
 ) -> float:
-    """Return `value` as a finite float from the interval of `low` and `high`; `closed` says which bounds are in it."""
+    """Return `value` as a finite float between `low` and `high`; `closed` lists the bounds that are included."""
     try:
         number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # an integer of more than 308 digits
@@ -50,43 +50,43 @@ def check_number(
             if (low, high, closed) == (0, math.inf, "neither")
             else f"number in {left}{low:g}, {high:g}{right}"
         )
-        raise InputError(f"{name} must be a {bounds}, not {_shown(value)}")
+        raise InputError(f"{name} must be a {bounds}, not {_describe(value)}")
     return number
 
 
 def check_sizes(value: Any, name: str) -> tuple[int, ...]:
     """Return the sizes of layers as a tuple: at most 64 integers from 1 to 2²⁰."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > 64:
-        raise InputError(f"{name} must be at most 64 layer sizes, as (256, 256), not {_shown(value)}")
+        raise InputError(f"{name} must be at most 64 layer sizes, as (256, 256), not {_describe(value)}")
     return tuple(check_integer(size, f"every size in {name}", 1, MAX_SIZE) for size in value)
 
 
 def check_choice(value: Any, name: str, choices: Collection[str]) -> Any:
     """Return `value` if it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {_shown(value)}")
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {_describe(value)}")
     return value
 
 
 def check_instance(value: Any, name: str, kind: type[Instance]) -> Instance:
-    """Return `value` if it is of that class."""
+    """Return `value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
-        raise InputError(f"{name} must be of class {kind.__name__}, not {_shown(value)}")
+        raise InputError(f"{name} must be of class {kind.__name__}, not {_describe(value)}")
     return value
 
 
 def check_path(path: Any, name: str = "path") -> Path:
     """Return `path` as a Path."""
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{name} must be text or a path, not {_shown(path)}")
+        raise InputError(f"{name} must be text or a path, not {_describe(path)}")
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{name} must be the name of a file, not {_shown(text)}")
+        raise InputError(f"{name} must be the name of a file, not {_describe(text)}")
     return Path(path)
 
 
-def _shown(value: Any) -> str:
-    """Return a short, printable form of a wrong value; a large one as its type."""
+def _describe(value: Any) -> str:
+    """Return a short printable form of an invalid value; anything but text and numbers is described by its type."""
     if isinstance(value, str | int | float | None | numbers.Number):
         text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "an integer of more than 30 digits"
         return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,4 +1,4 @@
-"""Checks of what people hand in, and batches of one or several tensors."""
+"""Batches of one or several tensors, and checks of arrays, labels and devices."""
 
 import math
 import os
@@ -15,55 +15,61 @@ from onefold.types import ArrayLike, Batch
 
 
 def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
-    """Class labels 0, 1, … as int64 [N]."""
+    """Return class labels 0, 1, … as int64 [N]."""
     labels = as_tensor(y, name)
     if labels.ndim != 1 or len(labels) != n:
         raise InputError(
-            f"{name} has shape {tuple(labels.shape)}: one class label for each of the {n} samples is needed"
+            f"{name}: shape {tuple(labels.shape)} does not fit {n} samples. "
+            f"Pass one class label for each of the {n} samples."
         )
     if labels.is_floating_point() and not torch.equal(labels, labels.round()):
-        raise InputError(f"{name} has values that are not whole numbers: class labels 0, 1, 2 … are needed")
+        raise InputError(f"{name}: some values are not whole numbers. Pass class labels 0, 1, 2 ….")
     if labels.min() < 0:
-        raise InputError(f"{name} has negative class labels: 0, 1, 2 … are needed")
+        raise InputError(f"{name}: some class labels are negative. Pass class labels 0, 1, 2 ….")
     if not labels.max() < n:
-        raise InputError(f"{name} has the class label {float(labels.max()):g} for {n} samples: number them 0, 1, 2 …")
+        raise InputError(
+            f"{name}: class label {float(labels.max()):g} is too large for {n} samples. Number the classes 0, 1, 2 …."
+        )
     if labels.min() == labels.max():
-        raise InputError(f"{name} has one class only: a classifier needs at least 2")
+        raise InputError(f"{name}: one class only. Pass labels of at least 2 classes.")
     return labels.long()
 
 
 def check_seed(seed: int) -> int:
-    """A seed that every generator here can take."""
+    """Return `seed` if every random generator that onefold uses accepts it."""
     return check_integer(seed, "seed", 0, 2**32 - 1)
 
 
 def whole(value: float, name: str, least: int = 1) -> int:
-    """A count that may have been written as 5e6."""
+    """Return a count as an int; it may be a float such as 5e6."""
     if not (isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= least):
-        raise InputError(f"{name}: a whole number of at least {least} is needed, not {value}")
+        raise InputError(f"{name}: {value} is not a count. Pass a whole number of at least {least}.")
     return int(value)
 
 
 def pick_device(device: str) -> torch.device:
-    """'auto' is a GPU if there is one, for each process its own, else the CPU."""
+    """Return the torch device; 'auto' is a GPU if one is available, a different one for each process, else the CPU."""
     if device == "auto":
-        own = int(os.environ.get("LOCAL_RANK", 0))  # of the processes that torchrun started on this machine
-        device = f"cuda:{own % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+        rank = int(os.environ.get("LOCAL_RANK", 0))  # of the processes that torchrun started on this machine
+        device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InputError(f"device {device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from None
+        raise InputError(f"device {device!r} is unknown. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.") from None
     if chosen.type == "mps":
         raise InputError("device 'mps' is not supported: Apple's GPU has no float64. Use device='cpu'.")
     if chosen.type not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:1'")
+        raise InputError(f"device {device!r} is not supported. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.")
     if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
-        raise InputError(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+        raise InputError(
+            f"device {device!r} is not available (torch sees {torch.cuda.device_count()} CUDA devices). "
+            "Use device='auto' or 'cpu'."
+        )
     return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Move a whole data set, or say beforehand that it will not fit."""
+    """Return a whole data set on `device`; raise an error first if it would not fit."""
     if x.device != device:
         way_out = "use device='cpu', or fit on fewer samples"
         require(x.nbytes, available(device), what=f"keeping {len(x)} samples on {device}", way_out=way_out)
@@ -71,31 +77,36 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def batch_length(x: Batch) -> int:
-    """Number of samples in a batch, which every tensor in it must agree on."""
+    """Return the number of samples in a batch; its tensors must all have the same length."""
     lengths = {len(t) for t in batch_tensors(x)}
     if len(lengths) != 1:
-        raise InputError(f"the tensors of one batch have different lengths: {sorted(lengths)}")
+        raise InputError(
+            f"batch: its tensors have different lengths: {sorted(lengths)}. Pass as many rows in each tensor."
+        )
     length = lengths.pop()
     if length == 0:
-        raise InputError("the batch is empty")
+        raise InputError("batch: the batch is empty. Pass at least one sample.")
     return length
 
 
 def batch_tensors(x: Batch) -> list[Tensor]:
-    """The tensors of a batch, in order."""
+    """Return the tensors of a batch, in order."""
     tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
     if not tensors or not all(isinstance(t, Tensor) and t.ndim > 0 for t in tensors):
-        raise InputError("a model's input is a tensor, a tuple of tensors or a dict of tensors, samples first")
+        raise InputError(
+            f"batch: a {type(x).__name__} is not supported here. "
+            "Pass a tensor, a tuple of tensors or a dict of tensors, samples first."
+        )
     return tensors
 
 
 def batch_slices(x: Batch, size: int) -> list[Batch]:
-    """The batch in parts of at most `size` samples."""
+    """Return the batch in parts of at most `size` samples."""
     return [map_batch(lambda t, i=i: t[i : i + size], x) for i in range(0, batch_length(x), size)]
 
 
 def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
-    """The same batch with `function` applied to each tensor."""
+    """Return the batch with `function` applied to each tensor."""
     if isinstance(x, Tensor):
         return function(x)
     if isinstance(x, Mapping):
@@ -104,14 +115,14 @@ def map_batch(function: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
 
 def named(batch: Batch | None) -> dict[str, Tensor]:
-    """The tensors of a batch by name; a single one is called x."""
+    """Return the tensors of a batch by name; a single tensor is named x."""
     if batch is None:
         return {}
     return dict(batch) if isinstance(batch, Mapping) else {"x": batch_tensors(batch)[0]}
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """One batch out of several."""
+    """Return several batches as one."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat([part for part in parts if isinstance(part, Tensor)])
@@ -121,26 +132,35 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def as_tensor(x: ArrayLike, name: str) -> Tensor:
+    """Return `x` as a dense real tensor that is not empty."""
     tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(as_array(x, name))
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
-        raise InputError(f"{name} is a {tensor.layout} tensor of {tensor.dtype}: plain real numbers are needed")
+        raise InputError(
+            f"{name}: a {tensor.layout} tensor of {tensor.dtype} is not supported. Pass plain real numbers."
+        )
     if tensor.ndim == 0 or tensor.numel() == 0:
-        raise InputError(f"{name} is empty: its shape is {tuple(tensor.shape)}")
+        raise InputError(f"{name} is empty: its shape is {tuple(tensor.shape)}. Pass at least one sample.")
     return tensor
 
 
 def as_array(x: ArrayLike, name: str) -> np.ndarray:
-    """NumPy's view of `x`, copied where torch could not share it."""
+    """Return `x` as a NumPy array, copied where torch could not share its memory."""
     if not isinstance(x, list | tuple) and not hasattr(x, "__array__"):
-        raise InputError(f"{name} is a {type(x).__name__}: a NumPy array, a tensor or lists of numbers are needed")
+        raise InputError(
+            f"{name}: a {type(x).__name__} is not supported. Pass a NumPy array, a tensor or lists of numbers."
+        )
     try:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
-        raise InputError(f"{name} is ragged or mixed: every sample must be numbers of the same shape") from None
+        raise InputError(
+            f"{name}: samples are ragged or mixed. Pass numbers of the same shape for every sample."
+        ) from None
     if array.dtype.kind not in "biuf":
-        raise InputError(f"{name} has dtype {array.dtype}: numbers are needed (mixed columns must be encoded first)")
+        raise InputError(
+            f"{name}: dtype {array.dtype} is not supported. Pass numbers; encode text and mixed columns first."
+        )
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
-        raise InputError(f"{name} has masked values: fill or drop them first")
+        raise InputError(f"{name}: some values are masked values. Fill or drop them first.")
     if (array.dtype.kind == "u" and array.dtype != np.uint8) or array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""Signs of life while a command reads and scores, where a person watches; and memory given back meanwhile."""
+"""Progress displays for a terminal, and the release of freed memory during long jobs."""
 
 import ctypes
 import mmap
@@ -14,11 +14,11 @@ from onefold.core.batches import batch_length
 T = TypeVar("T")
 
 INTERVAL = 0.2  # seconds
-HOLES = 32 * 2**20  # bytes of growth that are worth a look
+GROWTH = 32 * 2**20  # bytes that the process may grow before its freed memory is released
 
 
 def shown(parts: Iterable[T], total: int | None, label: str, count: Callable[[T], int] = batch_length) -> Iterator[T]:
-    """Iterate over a long job, with a progress bar where a person watches."""
+    """Yield the parts of a long job, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from parts
         return
@@ -35,47 +35,47 @@ def shown(parts: Iterable[T], total: int | None, label: str, count: Callable[[T]
 
 @contextmanager
 def tidied() -> Iterator[None]:
-    """Give the system back, while a long job runs, what the job has freed.
+    """Return freed memory to the system while a long job runs.
 
-    glibc keeps freed blocks, and torch's aligned ones rarely fit into the holes: over gigabytes of images, the holes
-    would grow to several times what is in use. Nothing is done where there is another C library.
+    glibc keeps freed blocks, and torch's aligned blocks rarely fit into the gaps. Over gigabytes of images the gaps
+    would grow to several times the memory in use. With another C library this does nothing.
     """
     trim = malloc_trim()
     if trim is None:
         yield
         return
-    over = threading.Event()
+    stop = threading.Event()
 
-    def tidy() -> None:
+    def trim_periodically() -> None:
         low = resident()
-        while not over.wait(INTERVAL):
-            if resident() > low + HOLES:
+        while not stop.wait(INTERVAL):
+            if resident() > low + GROWTH:
                 trim(0)
                 low = resident()
             low = min(low, resident())
 
-    thread = threading.Thread(target=tidy, name="onefold-tidy", daemon=True)
+    thread = threading.Thread(target=trim_periodically, name="onefold-trim", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
 def malloc_trim() -> Callable[[int], int] | None:
-    """glibc's, which returns freed pages to the system; None with another C library."""
+    """Return glibc's malloc_trim, which returns freed pages to the system; None with another C library."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 @contextmanager
 def busy(label: str) -> Iterator[None]:
-    """Something that moves while nothing can be counted, where a person watches."""
+    """Show a spinner while nothing can be counted, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

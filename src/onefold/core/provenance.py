@@ -1,4 +1,4 @@
-"""Where a result comes from: version, commit, machine, date."""
+"""Provenance of a result: version, commit, machine and date."""
 
 import datetime
 import os
@@ -12,7 +12,7 @@ import onefold
 
 
 def provenance(device: torch.device) -> dict[str, str | int | None]:
-    """What every result file says about its making; `device` is where the work was done."""
+    """Return the provenance that every result file records; `device` is where the work was done."""
     return {
         "onefold": onefold.__version__,
         "commit": commit(),
@@ -25,21 +25,22 @@ def provenance(device: torch.device) -> dict[str, str | int | None]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, with '+' if it has been changed since; None outside a repository.
+    """Return the commit of the source tree, with '+' if it has uncommitted changes; None outside a repository.
 
-    Where the tree was copied to a machine without its repository, ONEFOLD_COMMIT can say which it is.
+    The environment variable ONEFOLD_COMMIT overrides it, for a tree that was copied without its repository.
     """
-    if named := os.environ.get("ONEFOLD_COMMIT"):
-        return named
-    here = Path(__file__).parent
+    if override := os.environ.get("ONEFOLD_COMMIT"):
+        return override
+    folder = Path(__file__).parent
     try:
-        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # installed into somebody else's repository?
-        head = _git(here, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(here, "status", "--porcelain", "--", str(here)) else "")
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # fails if another repository surrounds us
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(folder, "status", "--porcelain", "--", str(folder)) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    """Return the output of a git command in a folder."""
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,52 +1,62 @@
-"""Ctrl-C, and what is answered as it is."""
+"""Handling of Ctrl-C and of the signals that are treated like it."""
 
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-OTHERS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+TERMINATION_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, from `timeout`, a scheduler or a container that is stopped, is answered as Ctrl-C is. So is SIGHUP, of a
-    terminal that is closed, unless it is ignored (`nohup`)."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, as on Ctrl-C.
+
+    SIGTERM comes from `timeout`, a scheduler or a container that is stopped, SIGHUP from a terminal that is closed.
+    Signals that are ignored, as under `nohup`, stay ignored.
+    """
     try:
-        before = {sign: signal.signal(sign, signal.default_int_handler) for sign in OTHERS if _may_end(sign)}
-    except ValueError:  # a thread does not hear of it
+        previous = {
+            number: signal.signal(number, signal.default_int_handler)
+            for number in TERMINATION_SIGNALS
+            if _has_default_handler(number)
+        }
+    except ValueError:  # only the main thread can set handlers
         yield
         return
     try:
         yield
     finally:
-        for sign, answer in before.items():
-            signal.signal(sign, answer)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is answered when it suits: the function says whether it came. The second time it is answered at once.
-    So is whatever else is answered as Ctrl-C is; where that is ignored, it still is."""
-    came: list[int] = []
+    """Defer Ctrl-C: yield a function that returns True once it was pressed. A second Ctrl-C raises KeyboardInterrupt.
 
-    def note(sign: int, _: Any) -> None:
-        if came:
+    The same holds for other signals that raise KeyboardInterrupt. Signals that are ignored stay ignored.
+    """
+    received: list[int] = []
+
+    def record(number: int, _: Any) -> None:
+        if received:
             raise KeyboardInterrupt
-        came.append(sign)
+        received.append(number)
 
-    alike = [s for s in (signal.SIGINT, *OTHERS) if signal.getsignal(s) is signal.default_int_handler]
+    numbers = [s for s in (signal.SIGINT, *TERMINATION_SIGNALS) if signal.getsignal(s) is signal.default_int_handler]
     try:
-        before = {sign: signal.signal(sign, note) for sign in alike}
-    except ValueError:  # a thread does not hear of it
+        previous = {number: signal.signal(number, record) for number in numbers}
+    except ValueError:  # only the main thread can set handlers
         yield lambda: False
         return
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(received)
     finally:
-        for sign, answer in before.items():
-            signal.signal(sign, answer)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _may_end(sign: signal.Signals) -> bool:
-    return signal.getsignal(sign) is signal.SIG_DFL
+def _has_default_handler(number: signal.Signals) -> bool:
+    """Return True if the signal would end the process."""
+    return signal.getsignal(number) is signal.SIG_DFL

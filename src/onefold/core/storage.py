@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; tensors in safetensors with a JSON header; no pickle anywhere."""
+"""Atomic files: tensors in safetensors with a JSON header, and JSON; no pickle anywhere."""
 
 import contextlib
 import errno
@@ -22,20 +22,20 @@ from onefold.core.memory import available, human, require
 from onefold.errors import FileError, InputError
 
 FORMAT = 1
-LARGEST_HEADER = 32 * 2**20  # bytes: that of a table with 100,000 columns of numbers has 19 million
-MOST_ENTRIES = 2**21  # of lists and objects in it: that table's has a million
+LARGEST_HEADER = 32 * 2**20  # bytes; a table with 100,000 numeric columns needs 19 million
+MOST_ENTRIES = 2**21  # entries of lists and objects in a header; that table needs a million
 MOST_TENSORS = 2**15
-LARGEST_INTEGER = 2**128  # the state of a random generator is the largest that any header holds
-MOST_LEVELS, MOST_DIGITS = 32, 1000  # of lists and objects in a JSON file, and of an integer
+LARGEST_INTEGER = 2**128  # the state of a random generator is the largest integer in any header
+MOST_LEVELS, MOST_DIGITS = 32, 1000  # nesting of lists and objects in a JSON file, and digits of an integer
 DTYPES = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool}
 )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader or a crash sees the old content or the new, never a part.
+    """Write a file atomically: a reader, or a crash, sees the old content or the new, never a part.
 
-    Replace what a symbolic link points to, and keep the mode of a file that exists. Refuse devices, pipes and sockets.
+    A symbolic link is followed, and the mode of an existing file is kept. Devices, pipes and sockets are refused.
     """
     target = resolve_output(path)
     temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
@@ -50,9 +50,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         if mode is not None:
             temporary.chmod(mode)
         temporary.replace(target)
-    except FileExistsError:  # what should be its folder is a file
+    except FileExistsError:  # the parent folder is a file
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
-    except OSError as error:  # nobody knows the temporary name, and a full disk gives no name at all
+    except OSError as error:  # name the user's path: the error has the temporary name, or none if the disk is full
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with contextlib.suppress(OSError):
@@ -60,10 +60,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def resolve_output(path: Path) -> Path:
-    """Return the file that `path` leads to through symbolic links; refuse what cannot be replaced by a regular file."""
+    """Return the target of `path` after symbolic links; refuse one that a regular file cannot replace."""
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):  # `path` is new, or a link to a file that is
+    except (FileNotFoundError, NotADirectoryError):  # `path` is new, or a link to a new file
         return Path(os.path.realpath(path))
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -74,8 +74,10 @@ def resolve_output(path: Path) -> Path:
 
 @contextlib.contextmanager
 def alone(lock: Path, otherwise: Exception) -> Iterator[None]:
-    """Let one process at a time in here, the next one hears `otherwise`. The lock goes with its process, however that
-    ends; where the system has no locks, hope."""
+    """Hold a lock file for one process at a time; raise `otherwise` if another process holds it.
+
+    The system releases the lock when the process ends. Without support for locks, nothing is locked.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as file:
         try:
@@ -84,20 +86,20 @@ def alone(lock: Path, otherwise: Exception) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise otherwise from None
-        except (ImportError, OSError):  # Windows; a network's file system
+        except (ImportError, OSError):  # Windows, or a network file system without locks
             pass
         yield
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON atomically."""
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Read a JSON file of at most `largest` bytes, 32 levels and integers of 1,000 digits; refuse others by name."""
+    """Return the content of a JSON file of at most `largest` bytes, 32 levels and integers of 1,000 digits."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             raise FileError(f"{path}: cannot be read (not a file)")
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -106,7 +108,7 @@ def read_json(path: Path, largest: int) -> Any:
     if len(content) > largest:
         raise FileError(f"{path}: is damaged: it has more than {human(largest)}")
     try:
-        parsed = json.loads(content.decode(), parse_int=_short)
+        parsed = json.loads(content.decode(), parse_int=_parse_short)
         if _is_deeper(parsed, MOST_LEVELS):
             raise RecursionError
     except ValueError as error:
@@ -117,85 +119,86 @@ def read_json(path: Path, largest: int) -> Any:
 
 
 def _is_deeper(content: Any, levels: int) -> bool:
-    """Return whether JSON has more levels of lists and objects than that."""
+    """Return True if JSON content has more than `levels` levels of lists and objects."""
     level = [content]
     for _ in range(levels + 1):
-        parts = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
-        level = [part for some in parts for part in some]
+        nodes = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [child for node in nodes for child in node]
     return bool(level)
 
 
 def save(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON header of a given kind."""
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    """Write named tensors and a JSON header to a file of this kind."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         content = plain(header)
-        about = {"format": FORMAT, "kind": kind, "sha256": _digest(own, content), "header": content}
-        encoded = to_safetensors(own, metadata={"onefold": json.dumps(about)})
-        _about(encoded)
-    except ValueError as error:  # better now than when it is needed
+        metadata = {"format": FORMAT, "kind": kind, "sha256": _digest(copies, content), "header": content}
+        encoded = to_safetensors(copies, metadata={"onefold": json.dumps(metadata)})
+        _parse_metadata(encoded)
+    except ValueError as error:  # refuse now what `load` would refuse later
         raise InputError(f"{path}: cannot be saved, {error}") from None
     write_bytes(path, encoded)
 
 
 def load(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save` wrote; refuse anything else by name."""
+    """Return the tensors and the header that `save` wrote; refuse files of another kind or damaged ones."""
     content = _read(path)
     try:
-        about = _about(content)
-        _check_version(about["format"], path)
-        found, digest, header = about["kind"], about["sha256"], about["header"]
+        metadata = _parse_metadata(content)
+        _check_version(metadata["format"], path)
+        file_kind, digest, header = metadata["kind"], metadata["sha256"], metadata["header"]
         tensors = parse_safetensors(content)
         intact = digest == _digest(tensors, header)
     except FileError:
         raise
     except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, AssertionError):
-        raise _damaged(path) from None  # RuntimeError: JSON nested too deeply, or a shape that overflows
+        raise _damaged_error(path) from None  # RuntimeError: JSON nested too deeply, or a shape that overflows
     if not intact:
         raise FileError(f"{path}: damaged, its content does not match its checksum")
-    if not isinstance(header, dict) or not all(map(_is_plain, tensors.values())):
-        raise _damaged(path)
-    if found != kind:
-        shown = found if isinstance(found, str) and found.isprintable() and len(found) < 40 else "unknown"
+    if not isinstance(header, dict) or not all(map(_is_supported, tensors.values())):
+        raise _damaged_error(path)
+    if file_kind != kind:
+        printable = isinstance(file_kind, str) and file_kind.isprintable() and len(file_kind) < 40
+        shown = file_kind if printable else "unknown"
         raise FileError(f"{path}: is of kind {shown!r}, and {kind!r} was expected")
     return tensors, header
 
 
 def plain(content: Any) -> Any:
-    """What comes back of `content` from JSON: tuples as lists, NumPy's numbers as plain ones; nothing that is NaN."""
+    """Return `content` as JSON would: tuples as lists, NumPy numbers as Python's. NaN and infinity are refused."""
     return json.loads(json.dumps(content, allow_nan=False, default=lambda value: value.item()))
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two pieces of JSON are equal, down to the types: 1 is neither 1.0 nor true."""
+    """Return True if two pieces of JSON are equal, types included: 1 is neither 1.0 nor true."""
     first, second = (json.dumps(content, sort_keys=True) for content in (a, b))
     return first == second
 
 
-def check_like(content: Any, like: Any) -> None:
-    """Refuse JSON from a file that is not of the form of `like`: the same keys, the same types, whatever the values.
+def check_like(content: Any, example: Any) -> None:
+    """Raise FileError if JSON from a file differs from `example` in keys or types; values may differ.
 
-    Where `like` has a float, a whole number will do; where it has None, a number or None; a list there has entries like
-    its first.
+    A float in the example accepts an integer, None accepts a number or None. The entries of a list must match the first
+    entry of the example's list.
     """
-    match like:
+    match example:
         case dict():
-            fits = isinstance(content, dict) and content.keys() == like.keys()
-            parts = [(content[key], like[key]) for key in like] if fits else []
+            matches = isinstance(content, dict) and content.keys() == example.keys()
+            parts = [(content[key], example[key]) for key in example] if matches else []
         case list():
-            fits = isinstance(content, list)
-            parts = [(entry, like[0]) for entry in content] if fits and like else []
+            matches = isinstance(content, list)
+            parts = [(entry, example[0]) for entry in content] if matches and example else []
         case _:
-            wanted = {float: (float, int), type(None): (float, int, type(None))}.get(type(like), (type(like),))
-            fits, parts = type(content) in wanted, []  # not isinstance: True is an int
-    if not fits:
-        raise FileError("damaged, or made by another version: its header has another form")
-    for entry, form in parts:
-        check_like(entry, form)
+            types = {float: (float, int), type(None): (float, int, type(None))}.get(type(example), (type(example),))
+            matches, parts = type(content) in types, []  # not isinstance: True is an int
+    if not matches:
+        raise FileError("damaged, or made by another version: its header has other keys or types")
+    for part, example_part in parts:
+        check_like(part, example_part)
 
 
 def fingerprint(*parts: Any) -> str:
-    """A hash of settings (anything JSON can hold) and tensors: equal if and only if all parts are equal."""
+    """Return a hash of settings (JSON values) and tensors; it is equal if and only if all parts are equal."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -209,21 +212,22 @@ def fingerprint(*parts: Any) -> str:
 
 
 def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Return the checksum of a file's tensors and header."""
     names = sorted(tensors)
     return fingerprint(dict(header), names, *(tensors[name] for name in names))
 
 
 def _read(path: Path) -> bytes:
-    """All of a plain file that begins with a header of sane length and fits into memory twice."""
+    """Return the bytes of a regular file that fits into memory twice and whose header length is plausible."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             raise FileError(f"{path}: cannot be read (not a file)")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(size - 8, LARGEST_HEADER):
-                raise _damaged(path)
-            way_out = "use a machine with more"
+                raise _damaged_error(path)
+            way_out = "use a machine with more memory"
             require(2 * size, available(torch.device("cpu")), what=f"reading {path}", way_out=way_out)
             file.seek(0)
             return file.read()
@@ -231,8 +235,8 @@ def _read(path: Path) -> bytes:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _about(content: bytes) -> Any:
-    """What `save` put beside the tensors; a ValueError if it is too much to be read, or has numbers out of bounds."""
+def _parse_metadata(content: bytes) -> Any:
+    """Return the metadata that `save` wrote; raise ValueError if it is too large or has numbers out of bounds."""
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length]
     entries = sum(map(header.count, (b"[", b"{", b",")))
@@ -243,43 +247,48 @@ def _about(content: bytes) -> Any:
     if len(outer) > MOST_TENSORS:
         raise ValueError(f"it has {len(outer):,} tensors, files have at most {MOST_TENSORS:,}")
     text = outer["__metadata__"]["onefold"]
-    return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_bounded)
+    return json.loads(text, parse_constant=_parse_finite, parse_float=_parse_finite, parse_int=_parse_bounded)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
+    """Return the float; refuse NaN and infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("not a finite number")
     return value
 
 
-def _bounded(text: str) -> int:
+def _parse_bounded(text: str) -> int:
+    """Return the integer; refuse one beyond ±2¹²⁸."""
     value = int(text)
     if abs(value) > LARGEST_INTEGER:
         raise ValueError("too large a number")
     return value
 
 
-def _short(text: str) -> int:
+def _parse_short(text: str) -> int:
+    """Return the integer; refuse one of more than 1,000 digits, whose conversion would take long."""
     if len(text) > MOST_DIGITS:
         raise ValueError(f"an integer of more than {MOST_DIGITS:,} digits")
     return int(text)
 
 
 def _check_version(version: Any, path: Path) -> None:
+    """Raise FileError for a file that a newer version of onefold wrote."""
     if type(version) is not int or not 0 < version < 10**6:
-        raise _damaged(path)
+        raise _damaged_error(path)
     if version > FORMAT:
         raise FileError(
-            f"{path}: has format {version}, this version of onefold reads format {FORMAT}: a newer onefold wrote it, "
-            "upgrade with pip install --upgrade onefold"
+            f"{path}: has format {version}, this version of onefold reads format {FORMAT}. A newer onefold wrote it; "
+            "upgrade with pip install --upgrade onefold."
         )
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Of a type that is ever written; a boolean that is neither 0 nor 1 would be undefined behaviour."""
+def _is_supported(tensor: Tensor) -> bool:
+    """Return True for a dtype that `save` writes. A boolean that is neither 0 nor 1 would be undefined behaviour."""
     return tensor.dtype in DTYPES and (tensor.dtype != torch.bool or not (tensor.view(torch.uint8) > 1).any())
 
 
-def _damaged(path: Path) -> FileError:
+def _damaged_error(path: Path) -> FileError:
+    """Return the error for a file that cannot be parsed."""
     return FileError(f"{path}: damaged, or not a file of onefold")

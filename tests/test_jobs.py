@@ -339,9 +339,9 @@ def test_a_model_of_the_users_own(
 def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_path: Path, onefold_: Cli) -> None:
     fit = ("fit", home / "images", "-o", tmp_path / "m.onefold", *QUICK)
     one_line(onefold_(*fit, "--model", tmp_path / "none.pt2"), "none.pt2 does not exist")
-    one_line(onefold_(*fit, "--model", home / "images.npy"), "images.npy: is no model that torch.export.save wrote")
+    one_line(onefold_(*fit, "--model", home / "images.npy"), "images.npy: not a model that torch.export.save wrote")
     one_line(onefold_(*fit, "--model", home / "stiff.pt2"), "batches of 2 only", "dynamic_shapes")
-    one_line(onefold_(*fit, "--model", net, "--layer", "9"), "no layer '9'", "did you mean")
+    one_line(onefold_(*fit, "--model", net, "--layer", "9"), "no layer '9'", "Did you mean")
     one_line(onefold_(*fit, "--model", net, "--method", "rnd"), "--model is for the methods csd, gp and knn")
     one_line(onefold_(*fit, "--layer", "1"), "name the model with --model")
     vectors = str(home / "arrays.npz::vectors")
@@ -645,9 +645,9 @@ def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path
     )
     assert interrupted.returncode == -signal.SIGKILL
     before = part.read_bytes()
-    one_line(onefold_(*fit, "--seed", "1"), "m.onefold.part", "other data or settings", "delete it")
+    one_line(onefold_(*fit, "--seed", "1"), "m.onefold.part", "other data or settings", "Delete it")
     other = ("fit", home / "floats.npy", *fit[2:])
-    one_line(onefold_(*other), "m.onefold.part", "other data or settings", "delete it")
+    one_line(onefold_(*other), "m.onefold.part", "other data or settings", "Delete it")
     assert part.read_bytes() == before
     closed = onefold_("fit", home / "images.npy", "-o", tmp_path / "m.onefold", "--method", "gp")
     assert closed.status == 0, "a method without states has no business with this one"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from onefold.core import storage
 from onefold.detectors import CSD, RND, DeepEnsemble
 from onefold.errors import FileError, InputError
-from onefold.nn.cuda_graphs import CHATTER, quietly
+from onefold.nn.cuda_graphs import PROFILER_LOGGER, quietly
 from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, shown
 
 CPU = torch.device("cpu")
@@ -165,10 +165,10 @@ def test_the_compiler_says_nothing_that_is_of_no_use(caplog: pytest.LogCaptureFi
     weight.grad = torch.ones(3)
     with quietly():
         torch.compile(optimiser.step, backend="eager")()
-        logging.getLogger(CHATTER).warning("chatter")
+        logging.getLogger(PROFILER_LOGGER).warning("chatter")
     assert weight.max() < 0
-    logging.getLogger(CHATTER).warning("a real warning")
-    messages = [record.getMessage() for record in caplog.records if record.name.startswith(CHATTER)]
+    logging.getLogger(PROFILER_LOGGER).warning("a real warning")
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith(PROFILER_LOGGER)]
     assert messages == ["a real warning"]
     with quietly():  # warnings are errors in tests
         warnings.warn_explicit("no longer so", FutureWarning, "lowering.py", 1, module="torch._inductor.lowering")

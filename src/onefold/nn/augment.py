@@ -1,6 +1,7 @@
-"""Augmentations for contexts, drawn anew for every sample from given uniform numbers.
+"""Image augmentations for contexts, one independent draw per sample.
 
-Pure functions of tensors without a look at the host, so that a whole training step can be captured as a CUDA graph.
+The functions take their uniform numbers as an argument and never synchronise with the host. A whole training step can
+therefore be captured as a CUDA graph.
 """
 
 import math
@@ -11,14 +12,26 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-UNIFORMS = 14  # random numbers that one sample needs
+UNIFORMS = 14  # random numbers per sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """The paper's table "Data augmentations", distribution shift: each step's probability and strength.
+    """Probabilities and strengths of the augmentation steps (paper, Table "Data augmentations", distribution shift).
 
-    `apply` is the probability that a context is augmented at all; the others hold inside the chain.
+    Args:
+        apply: Probability that an image is augmented at all; the other probabilities apply within that case.
+        flip_horizontal: Probability of a horizontal flip.
+        flip_vertical: Probability of a vertical flip.
+        rotate: Probability of a rotation by a random angle.
+        blur: Probability of a Gaussian blur.
+        blur_sigma: Standard deviation of the blur in pixels.
+        crop_area: Smallest and largest area of the random crop, as shares of the image.
+        crop_aspect: Largest aspect ratio of the crop; the smallest is its inverse.
+        brightness: Probability of a change of brightness.
+        brightness_range: Largest shift of the brightness; pixels range from 0 to 1.
+        contrast: Probability of a change of contrast.
+        contrast_range: Largest change of the contrast factor from 1.
     """
 
     apply: float = 0.25
@@ -38,12 +51,23 @@ class Chain:
 def augment(
     x: Float[Tensor, "n c h w"], u: Float[Tensor, "n 14"], chain: Chain, low: float = 0.0, high: float = 1.0
 ) -> Float[Tensor, "n c h w"]:
-    """Images in [low, high] through the chain: geometry in one resampling, blur, brightness, contrast, clip."""
+    """Return augmented images: geometry in one resampling, then blur, brightness, contrast and clipping.
+
+    Args:
+        x: Images [N, C, H, W] with values in [low, high].
+        u: Uniform random numbers in [0, 1), 14 per image.
+        chain: Probabilities and strengths of the steps.
+        low: Smallest pixel value.
+        high: Largest pixel value.
+
+    Returns:
+        Images of the same shape and range.
+    """
     pixels = (x - low) / (high - low) if high > low else x - low
     grid = F.affine_grid(_geometry(u, chain, x.shape[2], x.shape[3]), list(x.shape), align_corners=False)
     y = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     if chain.blur > 0:
-        y = torch.where(_gate(u[:, 8], chain.blur), _blurred(y, chain.blur_sigma), y)
+        y = torch.where(_gate(u[:, 8], chain.blur), _blur(y, chain.blur_sigma), y)
     shift = (2 * u[:, 10] - 1) * chain.brightness_range * (u[:, 9] < chain.brightness)
     y = y + shift[:, None, None, None]
     factor = 1 + (2 * u[:, 12] - 1) * chain.contrast_range * (u[:, 11] < chain.contrast)
@@ -53,11 +77,12 @@ def augment(
 
 
 def _gate(u: Float[Tensor, " n"], probability: float) -> Tensor:
+    """Return [N, 1, 1, 1] booleans that are true with this probability."""
     return (u < probability)[:, None, None, None]
 
 
 def _geometry(u: Float[Tensor, "n 14"], chain: Chain, height: int, width: int) -> Float[Tensor, "n 2 3"]:
-    """Output to input coordinates in [−1, 1]²: a crop of random area, aspect and place, flipped and rotated."""
+    """Return maps from output to input coordinates in [−1, 1]²: a random crop, flips and a rotation."""
     area = chain.crop_area[0] + (chain.crop_area[1] - chain.crop_area[0]) * u[:, 0]
     stretch = torch.exp((2 * u[:, 1] - 1) * 0.5 * math.log(chain.crop_aspect))
     across = (area.sqrt() * stretch).clamp(max=1)
@@ -72,7 +97,8 @@ def _geometry(u: Float[Tensor, "n 14"], chain: Chain, height: int, width: int) -
     return torch.stack(rows, 1).reshape(-1, 2, 3)
 
 
-def _blurred(x: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:
+def _blur(x: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:
+    """Return images after a separable Gaussian blur."""
     radius = max(1, round(3 * sigma))
     offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
     weights = torch.exp(-0.5 * (offsets / sigma) ** 2)

@@ -1,4 +1,4 @@
-"""Work on a GPU that waits for nothing that it need not: on streams of its own, and captured as a graph."""
+"""CUDA streams and graphs: concurrent functions, and steps that are captured once and replayed."""
 
 import contextlib
 import functools
@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-EAGER_STEPS = 3  # before a graph is captured: lazy initialisation and compilation happen here
-CHATTER = "torch._dynamo.variables.ctx_manager"  # says that optimisers are not profiled
+EAGER_STEPS = 3  # before the capture of a graph, for lazy initialisation and compilation
+PROFILER_LOGGER = "torch._dynamo.variables.ctx_manager"  # logs that optimisers are not profiled
 
 
 def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
-    """What the functions return. On a GPU each has a stream of its own, in the backward pass too: a captured graph runs
-    them at the same time, and small kernels fill the card together."""
+    """Return the results of the functions; on a GPU each runs on a separate stream, in the backward pass too.
+
+    A captured graph runs them concurrently, so that small kernels fill the GPU together.
+    """
     if device.type != "cuda" or len(functions) == 1 or torch.compiler.is_compiling():
         return [function() for function in functions]
     main, results = torch.cuda.current_stream(device), []
@@ -33,9 +35,9 @@ def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -
 def replayed(
     step: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()
 ) -> Callable[[], None]:
-    """A step that runs as it is a few times; the next time it is captured, and from then on the graph is replayed.
+    """Return a function that runs `step` eagerly three times, then captures it as a CUDA graph and replays the graph.
 
-    It reads and writes the same tensors every time, and draws from these generators only.
+    The step must read and write the same tensors every time, and draw from these generators only.
     """
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     eager_left, captured = EAGER_STEPS, False
@@ -63,8 +65,8 @@ def replayed(
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """While code is compiled: what torch warns of in its own code is its own affair; float32 is on purpose."""
-    logger = logging.getLogger(CHATTER)
+    """Suppress warnings from torch's own code while it compiles; float32 precision is intended."""
+    logger = logging.getLogger(PROFILER_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -77,4 +79,5 @@ def quietly() -> Iterator[None]:
 
 @functools.cache
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """Return the same streams for every call with the same arguments."""
     return [torch.cuda.Stream(device) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""cuDNN's switches. They belong to the process, so overlapping threads share one change of them."""
+"""Context managers for cuDNN's global flags, shared by threads that overlap."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,15 +10,17 @@ from torch.backends import cudnn
 OPERATORS: tuple[Any, ...] = (cudnn.conv, cudnn.rnn)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _Shared:
-    """A change of global state that lasts while anyone needs it: the first user makes it, the last one undoes it.
+class _SharedFlag:
+    """A change of global state with a user count: the first user applies it, the last one restores the old state.
 
-    `torch.backends.cudnn.flags` saves and restores in every call instead: of two threads that overlap, the first to
-    leave takes the change from the other, and the second leaves it behind for good.
+    `torch.backends.cudnn.flags` saves and restores in every call instead. Of two threads that overlap, the first to
+    leave would undo the change for the other, and the second would restore the changed state for good.
+
+    Args:
+        change: Applies the change and returns the function that undoes it.
     """
 
     def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
-        """`change` makes the change and returns the function that undoes it."""
         self._change, self._undo = change, change
         self._lock, self._users = threading.Lock(), 0
 
@@ -37,10 +39,11 @@ class _Shared:
                     self._undo()
 
 
-def _without_tf32() -> Callable[[], None]:
+def _disable_tf32() -> Callable[[], None]:
+    """Turn TF32 off and return the function that restores the flags."""
     try:
         allowed = cudnn.allow_tf32
-    except RuntimeError:  # the user has set `fp32_precision`, the newer interface, for one kind of operator only
+    except RuntimeError:  # the user set `fp32_precision`, the newer interface, for one kind of operator only
         allowed = True
     precisions = [operator.fp32_precision for operator in OPERATORS]
     cudnn.allow_tf32 = False
@@ -56,23 +59,25 @@ def _without_tf32() -> Callable[[], None]:
 
 
 def _set_precisions(precisions: list[str]) -> None:
+    """Set the float32 precision of convolutions and recurrent layers where it differs."""
     for operator, precision in zip(OPERATORS, precisions, strict=True):
         if operator.fp32_precision != precision:
             operator.fp32_precision = precision
 
 
-def _with_benchmark() -> Callable[[], None]:
-    before = cudnn.benchmark
+def _enable_benchmark() -> Callable[[], None]:
+    """Turn cuDNN's benchmark mode on and return the function that restores it."""
+    previous = cudnn.benchmark
     cudnn.benchmark = True
 
     def undo() -> None:
-        cudnn.benchmark = before
+        cudnn.benchmark = previous
 
     return undo
 
 
-exact_float32 = _Shared(_without_tf32)
-"""A context in which cuDNN computes in all digits of float32; with TF32 a GPU would keep three."""
+exact_float32 = _SharedFlag(_disable_tf32)
+"""Context manager: cuDNN computes in full float32 precision; TF32 on a GPU would keep three digits."""
 
-tuned_cudnn = _Shared(_with_benchmark)
-"""A context in which cuDNN tries which of its algorithms is fastest."""
+tuned_cudnn = _SharedFlag(_enable_benchmark)
+"""Context manager: cuDNN benchmarks its algorithms and uses the fastest."""

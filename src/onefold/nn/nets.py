@@ -1,7 +1,7 @@
-"""Networks in two parts: `features(x)` up to the last hidden layer, `head(z)` the dense layer after it.
+"""Networks in two parts: `features(x)` up to the last hidden layer, and `head(z)`, the dense layer after it.
 
 `MLP` and `Impala` are the practical networks of the paper's tables, with orthogonal weights. `NTKMLP` has the NTK
-parametrisation of Section 2.2, under which a wide network follows the closed forms in `kernels` and `exact`.
+parametrisation of Section 2.2; at large width it follows the closed forms in `kernels` and `exact`.
 """
 
 import itertools
@@ -19,11 +19,11 @@ from onefold.errors import InputError
 
 Activation: TypeAlias = Literal["relu", "erf"]
 
-FARTHEST = 1e4  # standard deviations: beyond, features could overflow, and what is strange is strange enough
+MAX_STANDARDISED = 1e4  # standard deviations; larger values could overflow the features
 
 
 class Standardise(nn.Module):
-    """(x − mean) / std with the statistics of the train set: per feature for vectors, one pair for images."""
+    """(x − mean) / std with the statistics of the training set: per feature for vectors, one pair for images."""
 
     mean: Tensor
     std: Tensor
@@ -37,13 +37,13 @@ class Standardise(nn.Module):
 
     @classmethod
     def of(cls, x: Float[Tensor, "n *sample"]) -> "Standardise":
-        """With the statistics of `x` itself."""
+        """Return the module with the statistics of `x`."""
         axes = 0 if x.ndim == 2 else tuple(range(x.ndim))
         std, mean = torch.std_mean(x, dim=axes, correction=0)
         return cls(mean, std)
 
     def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n *sample"]:
-        return ((x - self.mean) / self.std).clamp(-FARTHEST, FARTHEST)
+        return ((x - self.mean) / self.std).clamp(-MAX_STANDARDISED, MAX_STANDARDISED)
 
 
 class MLP(nn.Module):
@@ -77,13 +77,13 @@ class Residual(nn.Module):
 
 
 class Entry(nn.Conv2d):
-    """The 3 × 3 convolution that pictures enter by."""
+    """The first 3 × 3 convolution of a stage; on a GPU its channels are padded (see `_pad_channels`)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k h w"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return F.conv2d(*_filled(x, self.weight), self.bias, padding=1)
+        return F.conv2d(*_pad_channels(x, self.weight), self.bias, padding=1)
 
 
 class Impala(nn.Module):
@@ -122,15 +122,15 @@ class Impala(nn.Module):
 
 
 fused_trunks: Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]] | None = None
-"""The fused form of `trunks`; `onefold.rl.fused` sets it when it is imported."""
+"""The fused implementation of `trunks`; `onefold.rl.fused` sets it on import."""
 
 
 def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -> list[Float[Tensor, "n width"]]:
-    """What the trunks of networks of one form make of these inputs, each of its own, in one pass.
+    """Return the trunk outputs of several networks of the same architecture, one input batch per network, in one pass.
 
-    They are one network whose convolutions are block-diagonal. A GPU takes hardly longer for it than for one of them:
-    narrow convolutions leave most of it idle. The result is the same up to rounding. Networks that are `fused` use the
-    CUDA kernels of `onefold.rl.fused` instead.
+    The networks run as one network with block-diagonal convolutions. On a GPU this takes hardly longer than one,
+    because narrow convolutions leave most of the GPU idle. The result is the same up to rounding. Networks that are
+    `fused` use the CUDA kernels of `onefold.rl.fused` instead.
     """
     if nets[0].fused:
         assert fused_trunks is not None
@@ -138,32 +138,36 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
     x = torch.cat(list(inputs), 1).to(memory_format=torch.channels_last)
     for layers in zip(*(net.trunk for net in nets), strict=True):
         if isinstance(layers[0], Residual):
-            inner = _abreast([layer.first for layer in layers], F.relu(x))
-            x = x + _abreast([layer.second for layer in layers], F.relu(inner))
+            inner = _block_diagonal_conv([layer.first for layer in layers], F.relu(x))
+            x = x + _block_diagonal_conv([layer.second for layer in layers], F.relu(inner))
         else:
-            x = _abreast(layers, x) if isinstance(layers[0], Entry) else layers[0](x)
+            x = _block_diagonal_conv(layers, x) if isinstance(layers[0], Entry) else layers[0](x)
     return [F.relu(part).flatten(1) for part in x.chunk(len(nets), 1)]
 
 
 def _bias(layer: nn.Conv2d) -> Tensor:
+    """Return the bias, which every convolution here has."""
     assert layer.bias is not None
     return layer.bias
 
 
-def _abreast(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:
-    count, own = len(convolutions), convolutions[0].in_channels
-    around = [(0, 0, 0, 0, i * own, (count - 1 - i) * own) for i in range(count)]
-    weight = torch.cat([F.pad(c.weight, pad) for c, pad in zip(convolutions, around, strict=True)])
+def _block_diagonal_conv(convolutions: Sequence[nn.Conv2d], x: Tensor) -> Tensor:
+    """Return the outputs of several convolutions, each on its block of the channels of `x`."""
+    count, channels = len(convolutions), convolutions[0].in_channels
+    paddings = [(0, 0, 0, 0, i * channels, (count - 1 - i) * channels) for i in range(count)]
+    weight = torch.cat([F.pad(c.weight, padding) for c, padding in zip(convolutions, paddings, strict=True)])
     bias = torch.cat([_bias(c) for c in convolutions])
-    return F.conv2d(*_filled(x, weight), bias, padding=1)
+    return F.conv2d(*_pad_channels(x, weight), bias, padding=1)
 
 
-def _filled(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """On a GPU five channels and more with zeros up to a multiple of eight: without that, tensor cores take up to twice
-    as long."""
+def _pad_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x` and `weight` with five or more channels padded by zeros to a multiple of eight on a GPU.
+
+    Without the padding, tensor cores take up to twice as long.
+    """
     missing = -x.shape[1] % 8 if x.is_cuda and x.shape[1] > 4 else 0
-    around = (0, 0, 0, 0, 0, missing)
-    return (F.pad(x, around), F.pad(weight, around)) if missing else (x, weight)
+    padding = (0, 0, 0, 0, 0, missing)
+    return (F.pad(x, padding), F.pad(weight, padding)) if missing else (x, weight)
 
 
 def backbone(
@@ -175,23 +179,23 @@ def backbone(
     generator: Generator | None,
     bias_std: float = 0.0,
 ) -> MLP | Impala:
-    """The network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W).
+    """Return the network for samples of this shape: an MLP for vectors (D,), IMPALA for images (C, H, W).
 
-    Images too large for so few stages get more of the last one, until what the dense layers see is at most 16 pixels
-    on a side: without that, a photograph would mean hundreds of millions of weights. Without a generator the network is
-    an empty form ("meta") for weights to be loaded into.
+    For large images the last stage is repeated until the dense layers see at most 16 pixels on a side. Otherwise a
+    photograph would need hundreds of millions of weights. Without a generator the network stays on the meta device, for
+    weights to be loaded into.
     """
     check_sizes(channels, "channels")
     check_sizes(hidden, "hidden")
     check_integer(outputs, "outputs", 1, MAX_SIZE)
-    with torch.device("meta"):  # no random numbers are drawn here: every parameter is set below, from `generator`
+    with torch.device("meta"):  # draws no random numbers: every parameter is set below, from `generator`
         if len(shape) == 1:
             net = MLP(shape[0], hidden, outputs)
         else:
             if not channels:
-                raise InputError("networks for images need at least one stage of channels")
-            needed = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
-            stages = [*channels, *[channels[-1]] * (needed - len(channels))]
+                raise InputError("channels: a network for images needs at least one stage. Pass at least one size.")
+            minimum = math.ceil(math.log2(max(shape[1:]) / 16)) if max(shape[1:]) > 16 else 0
+            stages = [*channels, *[channels[-1]] * (minimum - len(channels))]
             net = Impala((shape[0], shape[1], shape[2]), stages, hidden, outputs)
     if generator is None:
         return net.float()
@@ -206,7 +210,7 @@ def backbone(
 
 
 def finished(net: nn.Module, device: torch.device) -> None:
-    """Trained and ready to be used: frozen, on its device, in the layout that computes fastest there in float32."""
+    """Freeze a trained network in evaluation mode, on its device, in the memory layout that is fastest for float32."""
     layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last
     net.to(device, memory_format=layout).eval().requires_grad_(False)  # pyright: ignore[reportCallIssue]
 
@@ -214,8 +218,18 @@ def finished(net: nn.Module, device: torch.device) -> None:
 class NTKMLP(nn.Module):
     """A fully connected network in NTK parametrisation (Jacot et al., 2018).
 
-    Every parameter is drawn from N(0, 1); a layer computes w_std / √fan_in · W a + b_std · b. `features` carries the
+    Every parameter is drawn from N(0, 1); a layer computes w_std / √fan_in · W a + b_std · b. `features` includes the
     factor w_std / √width of the last layer, so that f(x) = features(x)ᵀ θᴸ + b_std · bᴸ as in Eq. 14.
+
+    Args:
+        inputs: Number of input features D.
+        hidden: Widths of the hidden layers.
+        outputs: Number of outputs.
+        activation: "relu" or "erf".
+        w_std: Standard deviation of the weights before the factor 1 / √fan_in.
+        b_std: Standard deviation of the biases.
+        generator: Draws the parameters.
+        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -242,23 +256,40 @@ class NTKMLP(nn.Module):
         self.biases = nn.ParameterList(normal(b) for b in sizes[1:])
 
     def features(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n width"]:
+        """Return the scaled activations that enter the last layer, φ(x) in Eq. 14.
+
+        Args:
+            x: Inputs [N, D].
+
+        Returns:
+            Features [N, width].
+        """
         nonlinearity = {"relu": F.relu, "erf": torch.erf}[self.activation]
-        z = self._scaled(x)
-        for i in range(len(self.weights) - 1):  # by index: a slice of a ParameterList escapes torch.func
-            z = self._scaled(nonlinearity(F.linear(z, self.weights[i], self.b_std * self.biases[i])))
+        z = self._scale(x)
+        for i in range(len(self.weights) - 1):  # by index: torch.func does not see a slice of a ParameterList
+            z = self._scale(nonlinearity(F.linear(z, self.weights[i], self.b_std * self.biases[i])))
         return z
 
     def head(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n outputs"]:
         return F.linear(z, self.weights[-1], self.b_std * self.biases[-1])
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
+        """Return f(x).
+
+        Args:
+            x: Inputs [N, D].
+
+        Returns:
+            Outputs [N, outputs].
+        """
         return self.head(self.features(x))
 
     @property
     def last_layer(self) -> tuple[str, str]:
-        """Names of the last layer's parameters, whose part of the NTK is the NNGP kernel."""
+        """Names of the last layer's parameters; their part of the NTK is the NNGP kernel."""
         last = len(self.weights) - 1
         return f"weights.{last}", f"biases.{last}"
 
-    def _scaled(self, a: Float[Tensor, "*n width"]) -> Float[Tensor, "*n width"]:
+    def _scale(self, a: Float[Tensor, "*n width"]) -> Float[Tensor, "*n width"]:
+        """Return w_std / √width · a."""
         return a * (self.w_std / math.sqrt(a.shape[-1]))

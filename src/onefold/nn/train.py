@@ -1,8 +1,8 @@
-"""The one training loop: plain on a CPU; compiled and replayed as a CUDA graph on a GPU.
+"""The training loop: eager on a CPU; on a GPU a step is captured as a CUDA graph, and compiled if that pays.
 
-A step's randomness is a pair of tensors (`Draws`) that is filled before the step, so that the loss is a pure function
-of parameters and tensors: it compiles, is captured, resumes and repeats exactly. The loop is a generator; progress
-bars and checkpoints are generators around it.
+The random numbers of a step are two tensors (`Draws`) that are filled before the step. The loss is then a pure function
+of parameters and tensors: it can be compiled and captured, and it resumes and repeats exactly. The loop is a generator;
+progress bars and checkpoints are generators around it.
 """
 
 import functools
@@ -29,13 +29,24 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(integers [batch, k], uniforms [batch, m]) -> scalar loss."""
 
 CHECKPOINT = "training checkpoint"
-LARGEST_BATCH = 2**24  # a recipe may come from a file
-COMPILED_FROM = 30_000  # steps: below, compiling costs more than it saves
+LARGEST_BATCH = 2**24  # bounds a recipe that comes from an untrusted file
+COMPILED_FROM = 30_000  # steps; for fewer, compiling costs more time than it saves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How long and how fast: Adam, linear warm-up, then linear decay to zero (paper, Table "hpsettingsood")."""
+    """Settings of a fit with Adam: linear warm-up, then linear decay to zero (paper, Table "hpsettingsood").
+
+    Args:
+        steps: Number of gradient steps.
+        batch: Samples per minibatch, at least 2.
+        lr: Largest learning rate.
+        warmup: Steps of linear warm-up, fewer than `steps`.
+        adam_eps: Adam's ε.
+
+    Raises:
+        InputError: If a value is out of its range.
+    """
 
     steps: int = 4000
     batch: int = 256
@@ -51,14 +62,21 @@ class Recipe:
         check_number(self.adam_eps, "adam_eps")
 
     def rate(self, step: int) -> float:
-        """Learning rate of step 0, 1, …, steps − 1."""
+        """Return the learning rate of a step.
+
+        Args:
+            step: Step number 0, 1, …, steps − 1.
+
+        Returns:
+            Learning rate.
+        """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         return self.lr * (self.steps - step) / (self.steps - self.warmup)
 
 
 class Draws:
-    """A step's random numbers: integers from [0, 2⁶²) to index data with, and uniforms from [0, 1)."""
+    """Random numbers of a step: integers from [0, 2⁶²) that index data, and uniforms from [0, 1)."""
 
     integers: Int[Tensor, "batch k"]
     uniforms: Float[Tensor, "batch m"]
@@ -69,23 +87,25 @@ class Draws:
         self.uniforms = torch.zeros(batch, uniforms, dtype=torch.float32, device=device)
 
     def refill(self) -> None:
+        """Draw new numbers into the same tensors."""
         self.integers.random_(0, 2**62, generator=self.generator)
         self.uniforms.uniform_(generator=self.generator)
 
 
 class Update(NamedTuple):
-    """What a step leaves behind: how many steps are done, and the loss, still on its device."""
+    """Result of a step: the number of steps done, and the loss, still on its device."""
 
     step: int
     loss: Float[Tensor, ""]
 
 
 class Training:
-    """Adam on `parameters` down the loss, one `Update` a step. Iterate it once; it starts where `restore` left it.
+    """Minimisation of a loss with Adam; iterating it runs the steps and yields one `Update` each. Iterate it once.
 
-    Several losses, each of parameters of its own, are summed; on a GPU they run side by side.
-    On a GPU a step is `captured` once and replayed as a graph, and with `bf16` the networks run in bfloat16. Compiling
-    makes a replayed step a third faster still but takes half a minute, so by default only long ones are `compiled`.
+    After `restore` it starts from the restored step. Several losses are summed; each must have parameters of its own,
+    and on a GPU they run concurrently. On a GPU a step is `captured` once and replayed as a graph, and with `bf16` the
+    networks run in bfloat16. Compiling makes a replayed step a third faster still but takes half a minute; by default
+    only long trainings are `compiled`.
     """
 
     def __init__(
@@ -117,7 +137,7 @@ class Training:
         return self.recipe.steps
 
     def __iter__(self) -> Iterator[Update]:
-        gradient_step = self._graphed_step() if self.captured else self._plain_step
+        gradient_step = self._graphed_step() if self.captured else self._eager_step
         while self.step < self.recipe.steps:
             self.draws.refill()
             self._set_rate(self.recipe.rate(self.step))
@@ -130,7 +150,7 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on."""
+        """Return every tensor that the next step depends on."""
         tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state(), "tail": self.tail}
         for i, parameter in enumerate(self.parameters):
             tensors[f"{i}.parameter"] = parameter
@@ -139,39 +159,45 @@ class Training:
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `state()` of a training of the same form."""
+        """Resume from the `state()` of a training with the same settings and shapes."""
         self.step = int(tensors["step"])
         self.draws.generator.set_state(tensors["generator"])
         self.tail.copy_(tensors["tail"])
         for i, parameter in enumerate(self.parameters):
             prefix = f"{i}."
-            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            values = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             with torch.no_grad():
-                parameter.copy_(own.pop("parameter"))
-                self.optimiser.state[parameter] = {key: self._placed(value, parameter) for key, value in own.items()}
+                parameter.copy_(values.pop("parameter"))
+                self.optimiser.state[parameter] = {key: self._place(value, parameter) for key, value in values.items()}
 
-    def _placed(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """Adam's state where Adam wants it: moments in the memory layout of their parameter, which no file keeps."""
+    def _place(self, value: Tensor, parameter: Tensor) -> Tensor:
+        """Return a tensor of Adam's state on its device, moments in the memory layout of the parameter.
+
+        Files do not store the memory layout.
+        """
         if value.shape == parameter.shape and value.ndim > 0:
             return torch.empty_like(parameter).copy_(value)
         return value.to(parameter.device if self.on_gpu else "cpu")
 
     def _set_rate(self, rate: float) -> None:
+        """Set the learning rate; a captured step reads it from a tensor."""
         if isinstance(self.lr, Tensor):
             self.lr.fill_(rate)
         else:
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
 
-    def _plain_step(self, losses: Sequence[Loss] | None = None) -> Tensor:
+    def _eager_step(self, losses: Sequence[Loss] | None = None) -> Tensor:
+        """Run one step and return the loss."""
         self.optimiser.zero_grad(set_to_none=True)
         losses = losses or self.losses
-        found = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+        values = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
         self.optimiser.step()
-        return found[0] if len(found) == 1 else torch.stack(found).sum()
+        return values[0] if len(values) == 1 else torch.stack(values).sum()
 
     def _gradient(self, loss_function: Loss) -> Tensor:
-        # On a GPU, cuDNN tries its algorithms in the first step: its own guess for small convolutions is half as fast.
+        """Add the gradient of one loss to the parameters and return its value."""
+        # cuDNN benchmarks its algorithms in the first step: its default for small convolutions is half as fast.
         with torch.enable_grad(), tuned_cudnn():
             with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
                 loss = loss_function(self.draws.integers, self.draws.uniforms)
@@ -179,19 +205,20 @@ class Training:
         return loss.detach()
 
     def _graphed_step(self) -> Callable[[], Tensor]:
+        """Return a function that runs one step as a CUDA graph and returns the loss."""
         losses = [torch.compile(loss) if self.compiled else loss for loss in self.losses]
-        found = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device)
 
         def step() -> None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the compiler's advice is not for our users
-                found.copy_(self._plain_step(losses))
+                warnings.simplefilter("ignore")  # the compiler's advice does not concern the user's code
+                total.copy_(self._eager_step(losses))
 
-        again = replayed(step, self.device)
+        replay = replayed(step, self.device)
 
         def next_step() -> Tensor:
-            again()
-            return found.clone()
+            replay()
+            return total.clone()
 
         return next_step
 
@@ -199,10 +226,20 @@ class Training:
 def descend(
     parameters: Sequence[Tensor], loss: Callable[[], Tensor], *, steps: int, rate: float, momentum: float = 0.0
 ) -> Iterator[Update]:
-    """Full-batch gradient descent in place, as the theory has it: θ ← θ + v, v ← momentum · v − rate · ∇L.
+    """Run full-batch gradient descent in place: v ← momentum · v − rate · ∇L, θ ← θ + v.
 
-    Adam would leave the span of the gradients at initialisation; this stays in it, momentum included, so that a wide
-    network goes to the limit of Eq. 8 and 26.
+    The updates stay in the span of the gradients at initialisation, with momentum too, so that a wide network converges
+    to the limit of Eq. 8 and 26. Adam would leave that span.
+
+    Args:
+        parameters: Tensors with gradients; changed in place.
+        loss: Returns the loss at the current parameters.
+        steps: Number of steps.
+        rate: Learning rate.
+        momentum: Momentum factor in [0, 1).
+
+    Yields:
+        The step number from 1 and the loss before the step.
     """
     velocity = [torch.zeros_like(p) for p in parameters]
     for step in range(steps):
@@ -216,16 +253,17 @@ def descend(
 
 
 def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
-    """Iterate `training`, resuming from `path` if it is there, writing it every so many seconds and at the end.
+    """Yield the updates of `training` with a checkpoint at `path`, resumed from if it exists.
 
-    `fingerprint` names data and settings: a checkpoint of another run is refused, never overwritten.
+    It is saved every `every` seconds and at the end. `fingerprint` identifies data and settings; a checkpoint of
+    another run is refused and never overwritten.
     """
     if path.exists():
         tensors, header = storage.load(path, CHECKPOINT)
         if header.get("fingerprint") != fingerprint:
-            raise FileError(f"{path}: belongs to a run on other data or settings; delete it or name another file")
+            raise FileError(f"{path}: belongs to a run on other data or settings. Delete it or name another file.")
         training.restore(tensors)
-    else:  # a place that cannot be written to is better known now than after the first interval
+    else:  # fail now if the path cannot be written, not after the first interval
         storage.save(path, CHECKPOINT, training.state(), {"fingerprint": fingerprint, "step": 0})
     written = time.monotonic()
     for update in training:
@@ -237,12 +275,12 @@ def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float
 
 
 def shown(updates: Iterable[Update], total: int, label: str, show: bool | None = None) -> Iterator[Update]:
-    """Iterate with a progress bar: share done, loss, time left. By default only where a person watches."""
+    """Yield the updates with a progress bar (steps, loss, time left); by default only if stderr is a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield from updates
         return
     if not sys.stderr.isatty():
-        yield from _logged(updates, total, label)
+        yield from _print_progress(updates, total, label)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -256,21 +294,21 @@ def shown(updates: Iterable[Update], total: int, label: str, show: bool | None =
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total, loss="…")
-        looked = 0.0
+        refreshed = 0.0
         for update in updates:
-            if update.step == total or time.monotonic() - looked > 0.2:  # reading a loss waits for the device
-                looked = time.monotonic()
+            if update.step == total or time.monotonic() - refreshed > 0.2:  # reading a loss waits for the device
+                refreshed = time.monotonic()
                 bar.update(task, completed=update.step, loss=f"{float(update.loss):.5f}")
             yield update
 
 
-def _logged(updates: Iterable[Update], total: int, label: str, every: float = 5.0) -> Iterator[Update]:
-    """Progress where no bar can be drawn, as in a log file: a line every few seconds and one at the end."""
-    started = looked = time.monotonic()
+def _print_progress(updates: Iterable[Update], total: int, label: str, every: float = 5.0) -> Iterator[Update]:
+    """Yield the updates and print a line every `every` seconds and at the end, as for a log file."""
+    started = printed = time.monotonic()
     for update in updates:
         now = time.monotonic()
-        if update.step == total or now - looked > every:
-            looked = now
+        if update.step == total or now - printed > every:
+            printed = now
             seconds = f"{now - started:.0f} s"
             print(f"{label}: {update.step}/{total}, loss {float(update.loss):.5f}, {seconds}", file=sys.stderr)
         yield update
@@ -284,10 +322,10 @@ def run(
     identity: Sequence[Any] = (),
     show: bool | None = None,
 ) -> float:
-    """Train to the end; the mean loss over the last tenth of the steps.
+    """Run a training to its end and return the mean loss over the last tenth of the steps.
 
-    If a `checkpoint` file is named, it is resumed from and kept up to date; `identity` is all that it must belong to,
-    data and settings.
+    A `checkpoint` file is resumed from if it exists, and kept up to date. `identity` lists the data and settings that
+    the file must belong to.
     """
     if checkpoint is None:
         updates = iter(training)
@@ -298,5 +336,5 @@ def run(
     for _ in shown(updates, training.recipe.steps, label, show):
         pass
     if not all(p.isfinite().all() for p in training.parameters):
-        raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}; use a smaller one")
+        raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}. Use a smaller one.")
     return float(training.tail[0] / training.tail[1])

@@ -22,7 +22,7 @@ from onefold.distil.wide import _largest_eigenvalue
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError, TrainingError
 from onefold.exact import PrimalGP, ntk_gp, reference_ensemble
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
 from onefold.metrics import accuracy, rank_correlation
 from onefold.nn.nets import NTKMLP, Residual, Standardise, backbone
@@ -40,7 +40,7 @@ def vectors(n: int = 40, d: int = 4) -> np.ndarray:
 
 def learned(x: Any) -> tuple[Reader, Tensor]:
     """The form of the data, and all of it as networks see it."""
-    found = learn(x, torch.device("cpu"), 0)
+    found = read_train_data(x, torch.device("cpu"), 0)
     return found.reader, found.samples[torch.arange(len(found.samples))]
 
 
@@ -51,7 +51,7 @@ def learned(x: Any) -> tuple[Reader, Tensor]:
         ([torch.zeros(2, requires_grad=True), torch.zeros(3)], "ragged or mixed"),
         (torch.zeros(3, 3).to_sparse(), "sparse"),
         (torch.zeros(3, 3, device="meta"), "plain real numbers"),
-        ("digits", "digits does not exist"),
+        ("digits", "digits: does not exist"),
         (np.array(["2020-01-01"] * 4, dtype="datetime64[D]"), "dtype datetime64.* is not supported. Pass numbers"),
     ],
 )
@@ -125,9 +125,7 @@ def test_arrays_that_could_be_time_series_are_not_taken_for_images() -> None:
         pixels[:, :, :1],
         floats > 0.5,
     ):
-        message = re.escape(
-            f"x has samples of shape {x.shape[1:]}, which could be grey images or time series. For images"
-        )
+        message = re.escape(f"x: samples of shape {x.shape[1:]} could be grey images or time series. For images")
         for data in (x, torch.from_numpy(x), torch.utils.data.TensorDataset(torch.from_numpy(x))):
             with pytest.raises(InputError, match=message) as caught:
                 onefold.KNN().fit(data)

@@ -301,9 +301,7 @@ def test_loaders_in_another_order_warn_where_the_order_matters() -> None:
             for verb in verbs:
                 getattr(detector, verb)(loader)
         detector.score(DataLoader(Stream(data.x), 20))
-    message = (
-        "^x: the DataLoader shuffles or has a sampler .* Pass the data set itself, or a DataLoader with shuffle=False"
-    )
+    message = "^x: the DataLoader shuffles or has a custom sampler, .* Pass the dataset itself, or a DataLoader with shuffle=False"
     for loader in (
         shuffled,
         DataLoader(data, 20, sampler=SubsetRandomSampler(range(30))),
@@ -342,7 +340,7 @@ def test_images_larger_than_the_budget_are_read_when_needed(tmp_path: Path, monk
     monkeypatch.setattr("onefold.inputs.samples.CPU_BUDGET", 1000)
     outside = MAKERS["CSD"]().fit(tmp_path / "x.npy")
     np.testing.assert_allclose(outside.score(x), inside.score(x), rtol=1e-4, atol=1e-5)
-    with pytest.warns(OnefoldWarning, match="a fair sample of"):
+    with pytest.warns(OnefoldWarning, match="a random sample of"):
         MAKERS["CSD"]().fit(DataLoader(Pairs(x), batch_size=16))
 
 
@@ -438,7 +436,7 @@ def test_tables_pixels_and_one_shot_streams_for_models(tmp_path: Path) -> None:
     found = onefold.KNN(from_model(net)).fit(tmp_path / "n.csv").score(tmp_path / "n.csv")
     np.testing.assert_allclose(found, onefold.KNN(from_model(net)).fit(vectors(60)).score(vectors(60)), atol=1e-6)
     (tmp_path / "w.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
-    with pytest.raises(InputError, match="words or gaps"):
+    with pytest.raises(InputError, match="a table with texts or missing values"):
         onefold.KNN(from_model(net)).fit(tmp_path / "w.csv")
 
     class Named(nn.Module):
@@ -714,7 +712,7 @@ def test_after_a_stream_csd_ranks_as_if_fitted_on_the_whole() -> None:
 
 
 def test_memory_of_a_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.inputs.samples.REMEMBERED", 100)
+    monkeypatch.setattr("onefold.inputs.samples.RESERVOIR_SIZE", 100)
     csd = fit("CSD", vectors(150))
     for seed in range(4):
         csd.update(vectors(150, seed=seed))
@@ -808,12 +806,12 @@ def test_agreement_is_the_rank_correlation_with_last_layer_gp() -> None:
     state = csd._fitted()
     kernel = onefold.kernels.Features(state.scorer.map.prior)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     gp = onefold.LastLayerGP(kernel, score="relative").fit(x)
-    from onefold.inputs.reservoir import scrambled
+    from onefold.inputs.reservoir import shuffle_values
 
     samples = state.reservoir.samples
     assert isinstance(samples, torch.Tensor)
     few = samples[:500]
-    queries = torch.cat([few, scrambled(few, 0)])  # type: ignore[list-item]
+    queries = torch.cat([few, shuffle_values(few, 0)])  # type: ignore[list-item]
     expected = metrics.rank_correlation(csd.score(queries), gp.score(queries))
     assert csd.diagnose(show=False)["agreement"].value == pytest.approx(expected, abs=1e-6)
 

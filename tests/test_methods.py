@@ -141,7 +141,7 @@ BAD = {
     "mixed": (np.array([[1, "b"], [2.0, None]], dtype=object), "mixed columns"),
     "ragged": ([[1.0, 2.0], [3.0]], "ragged"),
     "complex": (np.zeros((3, 2), dtype=complex), "complex"),
-    "nothing": (None, "x is a NoneType: an array, a tensor"),
+    "nothing": (None, "x: a NoneType is not supported. Pass an array, a tensor"),
 }
 
 
@@ -161,7 +161,7 @@ def test_bad_queries_are_refused_and_nothing_is_lost(name: str) -> None:
     method = fit(name, pictures(30, 8, 8))
     before = method.score(pictures(5, 8, 8))
     for query, message in (
-        (pictures(5, 8, 9), r"samples of shape \(8, 9\), the model was fitted on \(8, 8\)"),
+        (pictures(5, 8, 9), r"samples of shape \(8, 9\), but the model was fitted on \(8, 8\)"),
         (pictures(5, 8, 8) / 255, "fitted on uint8"),
         (np.full((2, 8, 8), np.nan), "uint8"),
         (np.zeros((0, 8, 8), np.uint8), "empty"),
@@ -277,7 +277,7 @@ def test_context_data_of_the_target_domain_teaches_that_it_is_strange() -> None:
 
 def test_contexts_of_another_shape_or_kind_are_refused() -> None:
     csd = MAKERS["CSD"]()
-    with pytest.raises(InputError, match=r"context has samples of shape \(4,\)"):
+    with pytest.raises(InputError, match=r"context: samples of shape \(4,\)"):
         csd.fit(vectors(), context=vectors(10, 4))
     with pytest.raises(InputError, match="augmented contexts are for images"):
         MAKERS["CSD"](augment=0.5).fit(vectors())

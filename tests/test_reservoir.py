@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import InputError
-from onefold.inputs.reservoir import Reservoir, scrambled
+from onefold.inputs.reservoir import Reservoir, shuffle_values
 
 
 def numbers(start: int, stop: int) -> torch.Tensor:
@@ -62,13 +62,13 @@ def test_a_half_life_forgets_even_where_there_is_room() -> None:
 
 def test_a_fair_part_is_not_the_oldest() -> None:
     reservoir = Reservoir(1000, 0).add(numbers(0, 1000))
-    few = reservoir.few(200)
+    few = reservoir.subsample(200)
     assert isinstance(few, torch.Tensor)
     assert 400 < few.double().mean() < 600
 
 
 def test_samples_can_be_forgotten_by_value() -> None:
-    reservoir = Reservoir(100, 0).add(numbers(0, 50)).without(numbers(10, 20))
+    reservoir = Reservoir(100, 0).add(numbers(0, 50)).remove(numbers(10, 20))
     np.testing.assert_array_equal(kept(reservoir), [*range(10), *range(20, 50)])
     assert len(reservoir.keys) == 40
 
@@ -92,7 +92,7 @@ def test_long_streams_with_forgetting_stay_finite() -> None:
 
 def test_it_round_trips_and_goes_on_alike() -> None:
     one = Reservoir(10, 3).add(numbers(0, 50), half_life=20)
-    two = Reservoir.restored(one.to_json(), one.tensors("memory"), "memory")
+    two = Reservoir.restore(one.to_json(), one.tensors("memory"), "memory")
     np.testing.assert_array_equal(kept(one.add(numbers(50, 90))), kept(two.add(numbers(50, 90))))
     copy = one.copy().add(numbers(90, 95))
     assert copy.seen == 95
@@ -108,13 +108,13 @@ def test_dicts_are_kept_together() -> None:
 
 def test_scrambling_takes_every_value_from_its_own_place() -> None:
     x = torch.arange(60.0).reshape(5, 4, 3)
-    y = scrambled(x, 0)
+    y = shuffle_values(x, 0)
     assert isinstance(y, torch.Tensor)
     assert torch.equal(y.sort(0).values, x)
     assert not torch.equal(x, y)
 
 
 def test_a_part_of_a_memory_is_a_smaller_memory() -> None:
-    few = Reservoir(200, 0).add(numbers(0, 1000), half_life=100).few(20)
+    few = Reservoir(200, 0).add(numbers(0, 1000), half_life=100).subsample(20)
     assert isinstance(few, torch.Tensor)
     np.testing.assert_array_equal(few[:, 0], kept(Reservoir(20, 0).add(numbers(0, 1000), half_life=100)))

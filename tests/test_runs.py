@@ -400,15 +400,21 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "2"],
             "run: frames must be between",
         ),
-        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "nan"], "--frames: a whole number"),
-        (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--checkpoint", "0"], "--checkpoint: a whole"),
+        (
+            ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--frames", "nan"],
+            "--frames: nan is not a count",
+        ),
+        (
+            ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--checkpoint", "0"],
+            "--checkpoint: 0.0 is not a count",
+        ),
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--environments", "0"],
             "run: num_envs must be",
         ),
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--workers", "-3"],
-            "--workers: a whole number",
+            "--workers: -3",
         ),
         (
             ["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--set", "learning.replay.capacity=1e13"],
@@ -423,12 +429,12 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
             "there is not enough memory for that",
         ),
         (["rl", "train", "-o", str(tmp_path / "a"), "--set", "agent.lr=low"], "the setting lr cannot be 'low'"),
-        (["rl", "search", "dqn", "-o", str(tmp_path / "a"), "--trials", "-1"], "--trials: a whole number"),
+        (["rl", "search", "dqn", "-o", str(tmp_path / "a"), "--trials", "-1"], "--trials: -1"),
         (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
         (["rl", "resume", str(tmp_path / "none")], "holds no run: there is no settings.json in it"),
         (["rl", "eval", str(tmp_path / "none")], "cannot be read"),
         (["rl", "eval", str(done), "--epsilon", "2"], "epsilon is a share between 0 and 1"),
-        (["rl", "eval", str(done), "--episodes", "0"], "--episodes: a whole number"),
+        (["rl", "eval", str(done), "--episodes", "0"], "--episodes: 0"),
         (["rl", "eval", str(done), "--seed", "-1"], "seed"),
     ]
     for arguments, message in cases:

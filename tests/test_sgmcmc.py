@@ -24,7 +24,7 @@ from onefold.detectors import SGMCMC, sgmcmc
 from onefold.detectors._posterior import Posterior, prior_variances, there_and_back
 from onefold.detectors.base import KIND
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldWarning, TrainingError
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.nn import train
 from onefold.nn.nets import backbone
 from onefold.nn.train import Update
@@ -101,7 +101,7 @@ def test_what_is_not_corrected_is_too_wide() -> None:
 def posterior(shape: tuple[int, ...], count: int = 30, batch: int = 6, **sizes: Any) -> Posterior:
     """Of a small network for images or vectors."""
     x = pictures(count, *shape) if len(shape) > 1 else vectors(count, *shape)
-    learned, labels = learn(x, CPU, 0), torch.arange(count) % 3
+    learned, labels = read_train_data(x, CPU, 0), torch.arange(count) % 3
     sizes = {"channels": (4,), "hidden": (5,), "outputs": 3, **sizes}
     tower = backbone(learned.reader.sample_shape, generator=Generator().manual_seed(0), **sizes)
     return Posterior(learned.standardise, tower, learned, labels, batch, "none")

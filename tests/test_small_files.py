@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from onefold.errors import InputError
 from onefold.inputs import open_source
-from onefold.inputs.parquet_pages import pages
+from onefold.inputs.parquet_pages import read_pages
 
 LARGEST_FILE = 4 * 2**20
 MOST_MEMORY = 200 * 2**20  # bytes beyond what the imports take
@@ -164,7 +164,7 @@ def test_pages_of_parquet_files_have_the_sizes_of_the_footer(tmp_path: Path, ver
     with path.open("rb") as file:
         for chunk in map(group.column, range(3)):
             start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-            found = list(pages(file, start, chunk.total_compressed_size))
+            found = list(read_pages(file, start, chunk.total_compressed_size))
             assert [page.is_dictionary for page in found] == [True] + [False] * (len(found) - 1)
             assert sum(page.values for page in found if not page.is_dictionary) == 3000
             headers = chunk.total_uncompressed_size - sum(page.size for page in found)

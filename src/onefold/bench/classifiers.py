@@ -15,7 +15,7 @@ from onefold.core.batches import pick_device
 from onefold.detectors._classifier import Augmentation, targets_of, train_together
 from onefold.detectors._random_features import empty_standardise, generators
 from onefold.errors import FileError
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone, finished
 from onefold.nn.train import Recipe
 
@@ -51,7 +51,7 @@ def classifier(
         else:
             finished(net, device)
             return net
-    learned = learn(x[:, None], device, seed)
+    learned = read_train_data(x[:, None], device, seed)
     targets = targets_of(x, y, len(x), "classification", device)
     weights, order = generators(seed, 2)
     tower = backbone(shape, **sizes._asdict(), outputs=classes, generator=weights)

@@ -25,8 +25,8 @@ from onefold.detectors.diagnosis import Diagnosis, Finding
 from onefold.detectors.knn import KNNScorer
 from onefold.detectors.load import load
 from onefold.errors import FileError, InputError, OnefoldWarning
-from onefold.inputs import ImageFolder, Indexed, Picture, Source, form_of, open_source, split
-from onefold.inputs.split import watched
+from onefold.inputs import ImageFolder, IndexedSource, Picture, Source, form_of, open_source, split
+from onefold.inputs.split import track
 from onefold.kernels import from_model
 from onefold.kernels.programs import check_takes, picture_for, program
 from onefold.nn.train import CHECKPOINT
@@ -198,14 +198,14 @@ def _given(job: FitJob, picture: Picture | None) -> _Given:
 
 
 def _watched(source: Source, label: str) -> Source:
-    return watched(source, partial(shown, total=_total(source), label=label))
+    return track(source, partial(shown, total=_total(source), label=label))
 
 
 def _total(source: Source) -> int | None:
     """How many samples there will be at most, if that can be told without reading them."""
     if isinstance(source, ImageFolder):
         return len(source.files)
-    return len(source) if isinstance(source, Indexed) else None
+    return len(source) if isinstance(source, IndexedSource) else None
 
 
 def _detector(job: FitJob, net: Model | None) -> Any:
@@ -279,7 +279,7 @@ def _called(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         text = str(error)
-        raise InputError(name + text[1:] if text.startswith("x ") else text) from None
+        raise InputError(name + text[1:] if text.startswith("x: ") else text) from None
 
 
 def _contents(detector: Detector, *, samples: bool = True) -> Finding:

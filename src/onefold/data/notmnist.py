@@ -16,8 +16,8 @@ from jaxtyping import Bool, Int64, UInt8
 from onefold.core.storage import write_bytes
 from onefold.data.download import Watch
 from onefold.errors import FileError, InputError
-from onefold.inputs.decode import pillow_quiet, to_bytes
-from onefold.inputs.zip_files import ZIP_ERRORS, opened_member
+from onefold.inputs.decode import ignore_pillow_warnings, to_bytes
+from onefold.inputs.zip_files import ZIP_ERRORS, open_member
 
 CLASSES = "ABCDEFGHIJ"
 MEMBER = re.compile(r"(?:.*/)?([A-J])/(?!\.)[^/]+\.png")
@@ -54,7 +54,7 @@ def read_letters(path: Path, watch: Watch) -> Letters:
     pixels_of: dict[bytes, bytes] = {}
     labels_of: dict[bytes, list[int]] = {}
     unreadable = 0
-    with pillow_quiet():
+    with ignore_pillow_warnings():
         for i, (label, content) in enumerate(_members(path)):
             if i == MOST_IMAGES:
                 raise FileError(f"{path}: has more than {MOST_IMAGES:,} images")
@@ -113,7 +113,7 @@ def _of_zip(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 if member.file_size > LARGEST_IMAGE or member.flag_bits & 1:  # 1: encrypted
                     yield label, None
                 else:
-                    with opened_member(archive, member, f"{path}: {member.filename[:200]!r}") as file:
+                    with open_member(archive, member, f"{path}: {member.filename[:200]!r}") as file:
                         yield label, file.read(LARGEST_IMAGE)
 
 

@@ -15,7 +15,7 @@ from onefold.core.batches import as_labels, as_tensor, named
 from onefold.errors import InputError
 from onefold.inputs import LoaderSource, open_source
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import Learned
+from onefold.inputs.samples import TrainData
 from onefold.nn.augment import UNIFORMS, Chain, augment
 from onefold.nn.train import Draws, Loss, Recipe, Training, run
 from onefold.types import ArrayLike
@@ -102,7 +102,7 @@ def loss_of(found: Tensor, wanted: Tensor, *, regression: bool) -> Tensor:
 def train_together(
     forwards: Sequence[Callable[[Any, Tensor], Tensor]],
     parameters: Sequence[nn.Parameter],
-    learned: Learned,
+    learned: TrainData,
     targets: Targets,
     recipe: Recipe,
     *,

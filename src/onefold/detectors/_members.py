@@ -15,7 +15,7 @@ from onefold.detectors._classifier import Targets
 from onefold.detectors.base import Detector
 from onefold.detectors.state import Fitted
 from onefold.errors import InputError
-from onefold.inputs.samples import Learned
+from onefold.inputs.samples import TrainData
 from onefold.nn.cudnn import exact_float32
 from onefold.nn.nets import finished
 from onefold.types import ArrayLike
@@ -83,7 +83,7 @@ class Predicts(Detector):
                 parts.setdefault(name, []).append(disagreement(p).numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}
 
-    def _settle(self, learned: Learned, targets: Targets, scorer: MembersScorer, **more: Any) -> None:
+    def _settle(self, learned: TrainData, targets: Targets, scorer: MembersScorer, **more: Any) -> None:
         """The fit is done: networks learned standardised targets and answer in the targets' own scale.
 
         `more` is what the fit wants to remember besides, as `about_like` has it.

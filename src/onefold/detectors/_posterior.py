@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.detectors import _langevin
 from onefold.detectors._classifier import Augmentation, augmented
 from onefold.errors import MissingExtraError, TrainingError
-from onefold.inputs.samples import Learned
+from onefold.inputs.samples import TrainData
 from onefold.nn.augment import UNIFORMS
 from onefold.nn.cuda_graphs import replayed
 from onefold.nn.cudnn import exact_float32, tuned_cudnn
@@ -45,7 +45,13 @@ class Posterior:
     """
 
     def __init__(
-        self, first: nn.Module, tower: MLP | Impala, learned: Learned, labels: Tensor, batch: int, augment: Augmentation
+        self,
+        first: nn.Module,
+        tower: MLP | Impala,
+        learned: TrainData,
+        labels: Tensor,
+        batch: int,
+        augment: Augmentation,
     ) -> None:
         self.samples, self.labels, self.count = learned.samples, labels, len(learned.samples)
         self.net = nn.Sequential(first, tower)

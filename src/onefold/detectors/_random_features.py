@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from onefold.core.batches import check_seed
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import Learned
+from onefold.inputs.samples import TrainData
 from onefold.kernels import Features, ModelFeatures
 from onefold.nn.nets import MLP, Impala, Standardise, backbone
 from onefold.types import FeatureKernel, Kernel
@@ -130,7 +130,7 @@ def middle(z: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
     return mean * (1 - KEPT * (spread / length).clamp(max=1))
 
 
-def feature_map(learned: Learned, kernel: Kernel | None, generator: Generator, width: int) -> FeatureMap:
+def feature_map(learned: TrainData, kernel: Kernel | None, generator: Generator, width: int) -> FeatureMap:
     """The features of a kernel, or where there is none those of a random network that suits the data."""
     if kernel is not None:
         return FeatureMap(None, kernel)

@@ -9,20 +9,20 @@ from torch import nn
 from onefold.core.batches import joined, map_batch
 from onefold.errors import InputError
 from onefold.inputs.reservoir import Reservoir
-from onefold.inputs.samples import Part, Resident
+from onefold.inputs.samples import InMemorySamples, SampleSubset
 from onefold.nn.train import Recipe
 
 MIN_STEPS = 50
 PASSES = 5  # how many times a new sample is seen
 
 
-def both_halves(remembered: Reservoir, fresh: Reservoir, prepare: nn.Module, device: torch.device) -> Part:
+def both_halves(remembered: Reservoir, fresh: Reservoir, prepare: nn.Module, device: torch.device) -> SampleSubset:
     """Samples to draw minibatches from, as many draws from the new as from the remembered."""
     if remembered.samples is None or fresh.samples is None:
         raise InputError("this detector was saved without samples: it cannot be updated")
     raw = map_batch(lambda t: t.to(device), joined([remembered.samples, fresh.samples]))
     old = torch.arange(len(remembered), device=device)
-    return Part(Resident(raw, prepare), torch.cat([old, len(old) + old % len(fresh)]))
+    return SampleSubset(InMemorySamples(raw, prepare), torch.cat([old, len(old) + old % len(fresh)]))
 
 
 def update_recipe(recipe: Recipe, count: int) -> Recipe:

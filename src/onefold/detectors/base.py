@@ -21,7 +21,7 @@ from onefold.detectors.export import export
 from onefold.detectors.state import Fitted
 from onefold.errors import InputError, NotFittedError
 from onefold.inputs.reader import Reader
-from onefold.inputs.reservoir import scrambled
+from onefold.inputs.reservoir import shuffle_values
 from onefold.nn.cudnn import exact_float32
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike, Batch, Kernel, Scores
@@ -243,8 +243,8 @@ class Detector(ABC):
         memory = state.familiar
         if memory.samples is None:
             return []
-        few = memory.few(EXAMINED)
-        return [signal(self._over(state, self._measure, joined([few, scrambled(few, self.seed)])))]
+        few = memory.subsample(EXAMINED)
+        return [signal(self._over(state, self._measure, joined([few, shuffle_values(few, self.seed)])))]
 
     def _information(self, state: Fitted) -> list[Finding]:
         """What is good to know besides."""

@@ -40,8 +40,8 @@ from onefold.distil.parallel import parallel_distillation, run_together, shared_
 from onefold.errors import InputError
 from onefold.exact.primal import last_layer_share
 from onefold.inputs.reader import Reader
-from onefold.inputs.reservoir import Reservoir, capacity_for, scrambled
-from onefold.inputs.samples import CPU_BUDGET, HELD_OUT, Learned, Resident, Samples, hold_out, learn
+from onefold.inputs.reservoir import Reservoir, capacity_for, shuffle_values
+from onefold.inputs.samples import CPU_BUDGET, HELD_OUT, InMemorySamples, Samples, TrainData, hold_out, read_train_data
 from onefold.kernels import ModelFeatures
 from onefold.metrics import rank_correlation
 from onefold.nn.nets import Standardise, finished
@@ -113,7 +113,7 @@ class CSD(Variances, Detector, Exports):
         With `checkpoint`, a file that is written every 30 seconds, a killed fit goes on from there when it is called
         again with the same data and settings. `progress` shows a bar, by default where a person watches.
         """
-        learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        learned = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         train, aside = learned.samples, None
         if self.score_kind == "combined":
             train, aside = hold_out(learned.samples, self.seed, self.device)
@@ -140,7 +140,7 @@ class CSD(Variances, Detector, Exports):
             reader=learned.reader,
             prepare=learned.prepare,
             scorer=scorer,
-            reservoir=learned.reservoir.without(aside),
+            reservoir=learned.reservoir.remove(aside),
             held=held if aside is None else held.add(aside),
         )
         self._settle(state, train, loss)
@@ -197,7 +197,7 @@ class CSD(Variances, Detector, Exports):
         if extra is None or extra.samples is None:
             return own
         raw = map_batch(lambda t: t.to(self.device), extra.samples)
-        return Mixture((own, ExtraContexts(Resident(raw, prepare))), (0.5, 0.5))
+        return Mixture((own, ExtraContexts(InMemorySamples(raw, prepare))), (0.5, 0.5))
 
     def _extra(self, reader: Reader, context: ArrayLike | None) -> Reservoir | None:
         """Unlabelled data of the target domain, or a fair part of it."""
@@ -207,7 +207,7 @@ class CSD(Variances, Detector, Exports):
             memory.add(raw)
         return memory
 
-    def _scorer(self, learned: Learned, train: Samples) -> CSDScorer:
+    def _scorer(self, learned: TrainData, train: Samples) -> CSDScorer:
         prior_stream, model_stream = generators(self.seed, 3)[:2]
         features = feature_map(learned, self.kernel, prior_stream, PRIOR_WIDTH)
         shape, first = None, learned.standardise
@@ -257,7 +257,7 @@ class CSD(Variances, Detector, Exports):
         """Take the statistics of the combined score, look at the result, and only then replace what was there."""
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
-        few = state.familiar.few(HELD_OUT)
+        few = state.familiar.subsample(HELD_OUT)
         relative, scale = self._over_all(state, parts, few)
         scorer.combine.learn(torch.from_numpy(relative), torch.from_numpy(scale))
         state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
@@ -267,7 +267,7 @@ class CSD(Variances, Detector, Exports):
         """What can be said without other data."""
         findings = [*super()._checks(state), convergence(state.about["explained"])]
         if state.reservoir.samples is not None:
-            train = self._over(state, lambda s, b: s.relative(b), state.reservoir.few(EXAMINED))
+            train = self._over(state, lambda s, b: s.relative(b), state.reservoir.subsample(EXAMINED))
             findings.append(familiarity(train, state.about["dissimilarity"]))
         return findings
 
@@ -278,8 +278,8 @@ class CSD(Variances, Detector, Exports):
         assert isinstance(scorer, CSDScorer)
         if memory.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
             return []
-        few = memory.few(EXAMINED)
-        queries = joined([few, scrambled(few, self.seed)])
+        few = memory.subsample(EXAMINED)
+        queries = joined([few, shuffle_values(few, self.seed)])
         known, asked = (
             torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in self._prepared(state, raw)])
             for raw in (state.reservoir.samples, queries)

@@ -13,7 +13,7 @@ from onefold.detectors.diagnosis import Diagnosis
 from onefold.detectors.state import Fitted
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.kernels import ModelFeatures, logits
 from onefold.types import ArrayLike, Model
 
@@ -47,7 +47,7 @@ class Energy(Detector, Exports):
 
     def fit(self, x: ArrayLike) -> "Energy":
         """Learn the form of the data; the classifier is there already."""
-        learned = learn(x, self.device, self.seed, as_given=True)
+        learned = read_train_data(x, self.device, self.seed, as_given=True)
         classes = self.logits.encode(learned.samples[torch.arange(2, device=self.device)]).shape[1]
         if classes < 2:
             raise InputError(f"the model has {classes} output: energy is for classifiers of at least 2 classes")

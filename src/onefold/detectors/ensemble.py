@@ -13,7 +13,7 @@ from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augme
 from onefold.detectors._members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
 from onefold.detectors._random_features import empty_standardise, generators
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
@@ -59,7 +59,7 @@ class DeepEnsemble(Predicts):
         progress: bool | None = None,
     ) -> "DeepEnsemble":
         """Train on samples and class labels 0, 1, 2 …, or real targets; a Dataset of pairs brings its own."""
-        learned = learn(x, self.device, self.seed)
+        learned = read_train_data(x, self.device, self.seed)
         targets = targets_of(x, y, len(learned.samples), self.task, self.device)
         streams = generators(self.seed, self.members + 1)
         scorer = self._scorer(

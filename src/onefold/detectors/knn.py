@@ -17,7 +17,7 @@ from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.kernels import ModelFeatures
 from onefold.nn.nets import finished
 from onefold.types import ArrayLike, FeatureKernel
@@ -76,7 +76,7 @@ class KNN(Detector, Exports):
 
     def fit(self, x: ArrayLike) -> "KNN":
         """Learn what is familiar from `x`, unlabelled."""
-        learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        learned = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         if len(learned.samples) < self.k:
             raise InputError(f"x has {len(learned.samples)} samples, fewer than k = {self.k}")
         features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], PRIOR_WIDTH)
@@ -96,7 +96,7 @@ class KNN(Detector, Exports):
         state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy(), about={**state.about})
         scorer = state.scorer
         assert isinstance(scorer, KNNScorer)
-        bank = Reservoir.restored(state.about["bank"], _bank_tensors(scorer.keys, scorer.bank), "bank")
+        bank = Reservoir.restore(state.about["bank"], _bank_tensors(scorer.keys, scorer.bank), "bank")
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
             for batch in self._prepared(state, raw):
@@ -119,7 +119,7 @@ class KNN(Detector, Exports):
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         scorer = KNNScorer(empty_map(reader, self.kernel, PRIOR_WIDTH), self.k)
-        bank = Reservoir.restored(about["bank"], _bank_tensors(weights["keys"], weights["bank"]), "bank")
+        bank = Reservoir.restore(about["bank"], _bank_tensors(weights["keys"], weights["bank"]), "bank")
         if weights["bank"].ndim != 2 or len(bank) < self.k or bank.capacity != self.bank:
             raise ValueError("no bank of samples like this")
         scorer.bank = torch.empty(weights["bank"].shape, dtype=torch.float32, device="meta")

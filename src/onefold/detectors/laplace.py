@@ -21,7 +21,7 @@ from onefold.detectors._members import Disagreement, MembersScorer, Predicts, ch
 from onefold.detectors._random_features import empty_standardise, generators
 from onefold.errors import MissingExtraError
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import Learned, learn
+from onefold.inputs.samples import TrainData, read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
@@ -91,7 +91,7 @@ class Laplace(Predicts):
     ) -> "Laplace":
         """Train on samples and class labels 0, 1, 2 …; a Dataset of pairs brings its own."""
         approximation = _laplace_torch()
-        learned = learn(x, self.device, self.seed)
+        learned = read_train_data(x, self.device, self.seed)
         targets = targets_of(x, y, len(learned.samples), "classification", self.device)
         weights, order, noise = generators(self.seed, 3)
         tower = self._tower(learned.reader.sample_shape, weights, targets.outputs)
@@ -110,7 +110,9 @@ class Laplace(Predicts):
         self._settle(learned, targets, MembersScorer(members, self.score_kind, targets.outputs).to(self.device))
         return self
 
-    def _drawn(self, approximation: Any, net: nn.Module, learned: Learned, labels: Tensor, noise: Generator) -> Tensor:
+    def _drawn(
+        self, approximation: Any, net: nn.Module, learned: TrainData, labels: Tensor, noise: Generator
+    ) -> Tensor:
         """How far draws are from the network's weights, [samples, weights]."""
         drawing = Generator(self.device).manual_seed(noise.initial_seed())
         with _quiet(self.device):
@@ -139,7 +141,7 @@ class Laplace(Predicts):
 class _Minibatches:
     """The train set in order, as laplace-torch wants to be given it."""
 
-    def __init__(self, learned: Learned, labels: Tensor) -> None:
+    def __init__(self, learned: TrainData, labels: Tensor) -> None:
         self.dataset, self.labels = learned.samples, labels
 
     def __len__(self) -> int:

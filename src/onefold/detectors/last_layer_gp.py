@@ -20,7 +20,7 @@ from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import HELD_OUT, learn
+from onefold.inputs.samples import HELD_OUT, read_train_data
 from onefold.kernels import ModelFeatures
 from onefold.kernels.feature_maps import MAX_WIDTH
 from onefold.nn.nets import finished
@@ -132,7 +132,7 @@ class LastLayerGP(Variances, Detector, Exports):
 
     def fit(self, x: ArrayLike) -> "LastLayerGP":
         """Learn what is familiar from `x`, unlabelled."""
-        learned = learn(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        learned = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width or WIDTH)
         width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
         scorer = GPScorer(features, width, self.score_kind)
@@ -189,7 +189,7 @@ class LastLayerGP(Variances, Detector, Exports):
     @torch.no_grad()
     def _left_out(self, state: Fitted) -> tuple[Tensor, Tensor]:
         """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
-        few = state.reservoir.few(HELD_OUT)
+        few = state.reservoir.subsample(HELD_OUT)
         share, scale = self._over_all(state, parts, few)
         leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
         left_out = (share / (1 - leverage)).clip(max=1)

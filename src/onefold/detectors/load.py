@@ -16,13 +16,13 @@ from onefold.detectors.state import Fitted
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
-from onefold.inputs.samples import HELD_OUT, REMEMBERED
+from onefold.inputs.samples import HELD_OUT, RESERVOIR_SIZE
 from onefold.kernels import from_model, logits
 from onefold.kernels.model import is_program
 from onefold.nn.nets import finished
 from onefold.types import Batch, Kernel, Model
 
-CAPACITIES = {"reservoir": REMEMBERED, "held": HELD_OUT}
+CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held": HELD_OUT}
 POSITIVE = ("std", "scale", "count")  # weights that divide
 LARGEST_TRIED = 2**18  # numbers in a sample that is scored once to see that the file is whole
 LONGEST_LAYER = 1000  # characters of a layer's name
@@ -152,12 +152,12 @@ def _memories(contents: Any, tensors: dict[str, Tensor], reader: Reader) -> dict
     """What the detector remembers of its data; nothing, now and later, if it was saved without samples."""
     if contents is None:
         return {name: Reservoir(0, 0) for name in CAPACITIES}
-    memories = {name: Reservoir.restored(contents[name], tensors, name) for name in CAPACITIES}
+    memories = {name: Reservoir.restore(contents[name], tensors, name) for name in CAPACITIES}
     for name, memory in memories.items():
         if memory.capacity > CAPACITIES[name]:
             raise FileError("damaged, it remembers more samples than any detector")
         if memory.samples is not None:
-            memory.arranged(_checked(memory.samples, reader))
+            memory.replace_samples(_checked(memory.samples, reader))
     return memories
 
 

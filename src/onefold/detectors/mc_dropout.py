@@ -16,7 +16,7 @@ from onefold.detectors._members import Disagreement, MembersScorer, Predicts, ch
 from onefold.detectors._random_features import empty_standardise, generators
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
@@ -116,7 +116,7 @@ class MCDropout(Predicts):
         progress: bool | None = None,
     ) -> "MCDropout":
         """Train on samples and class labels 0, 1, 2 …, or real targets; a Dataset of pairs brings its own."""
-        learned = learn(x, self.device, self.seed)
+        learned = read_train_data(x, self.device, self.seed)
         targets = targets_of(x, y, len(learned.samples), self.task, self.device)
         weights, masks, order = generators(self.seed, 3)
         shape = learned.reader.sample_shape

@@ -16,7 +16,7 @@ from onefold.detectors.export import copied
 from onefold.detectors.state import Fitted
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
-from onefold.inputs.samples import Samples, learn
+from onefold.inputs.samples import Samples, read_train_data
 from onefold.nn.nets import backbone, finished
 from onefold.nn.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
@@ -57,7 +57,7 @@ class RND(Detector, Exports):
 
     def fit(self, x: ArrayLike, *, checkpoint: str | Path | None = None, progress: bool | None = None) -> "RND":
         """Learn what is familiar from `x`, unlabelled."""
-        learned = learn(x, self.device, self.seed)
+        learned = read_train_data(x, self.device, self.seed)
         scorer = self._scorer(learned.reader.sample_shape, learned.standardise, generators(self.seed, 2))
         identity = [self._settings(), len(learned.samples), *named(learned.reservoir.samples).values()]
         self._train(

@@ -16,7 +16,7 @@ from onefold.detectors._random_features import empty_standardise, generators
 from onefold.detectors.diagnosis import Finding
 from onefold.detectors.state import Fitted
 from onefold.inputs.reader import Reader
-from onefold.inputs.samples import learn
+from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
 from onefold.nn.train import LARGEST_BATCH, checkpointed, shown
 from onefold.types import ArrayLike
@@ -100,7 +100,7 @@ class SGMCMC(Predicts):
         progress: bool | None = None,
     ) -> "SGMCMC":
         """Sample given inputs and class labels 0, 1, 2 …; a Dataset of pairs brings its own."""
-        learned = learn(x, self.device, self.seed)
+        learned = read_train_data(x, self.device, self.seed)
         targets = targets_of(x, y, len(learned.samples), "classification", self.device)
         weights, chain = generators(self.seed, 2)
         tower = self._tower(learned.reader.sample_shape, weights, targets.outputs).to(self.device)

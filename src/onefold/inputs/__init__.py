@@ -1,4 +1,4 @@
-"""Everything that can be handed to `fit` and `score`, as sources of raw samples; scaling is done elsewhere."""
+"""Sources of raw, unscaled samples from every kind of data that `fit` and `score` accept."""
 
 from onefold.inputs.array_files import NpyFile, open_npz
 from onefold.inputs.arrays import ArraySource, NamedSource
@@ -8,8 +8,8 @@ from onefold.inputs.encode import FAR, TableEncoder
 from onefold.inputs.forms import Form, form_from_json, form_to_json
 from onefold.inputs.images import ImageFolder
 from onefold.inputs.open import form_of, open_source
-from onefold.inputs.source import Indexed, Source
-from onefold.inputs.split import Picked, Sifted, Subset, picked, split
+from onefold.inputs.source import IndexedSource, Source
+from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset, select, split
 from onefold.inputs.table_files import TableFile, TableFrame
 from onefold.inputs.tables import Column, Table
 
@@ -20,15 +20,15 @@ __all__ = [
     "DatasetSource",
     "Form",
     "ImageFolder",
-    "Indexed",
+    "IndexedSource",
     "LoaderSource",
     "NamedSource",
     "NpyFile",
-    "Picked",
     "Picture",
-    "Sifted",
+    "RandomStreamSubset",
     "Source",
     "StreamSource",
+    "StreamSubset",
     "Subset",
     "Table",
     "TableEncoder",
@@ -39,6 +39,6 @@ __all__ = [
     "form_to_json",
     "open_npz",
     "open_source",
-    "picked",
+    "select",
     "split",
 ]

@@ -1,4 +1,4 @@
-"""NumPy's files: .npy read row by row, never as a whole; .npz read one checked member at a time."""
+"""NumPy files as sources: .npy row by row, .npz one checked member at a time."""
 
 import io
 import math
@@ -17,17 +17,19 @@ from onefold.core.batches import as_tensor
 from onefold.core.memory import available, require
 from onefold.errors import InputError
 from onefold.inputs.arrays import ArraySource
-from onefold.inputs.source import check_index, spans
-from onefold.inputs.zip_files import ZIP_ERRORS, opened_member
+from onefold.inputs.source import check_index, split_range
+from onefold.inputs.zip_files import ZIP_ERRORS, open_member
 
 USUAL_KEYS = ("x", "x_train")
-LONGEST_HEADER = 10_000  # bytes of a .npy header: what NumPy itself reads of files that it does not trust
-LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}  # of the header's length; (3, 0) is for names of fields that are not Latin
-MOST_AXES = 64  # of an array of NumPy
-CHUNK = 2**20  # bytes that are inflated at once
+LONGEST_HEADER = 10_000  # bytes of a .npy header: NumPy's own limit for untrusted files
+LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}  # of the header's length; (3, 0) is for field names outside Latin-1
+MOST_AXES = 64  # of a NumPy array
+CHUNK = 2**20  # bytes inflated at once
 
 
 class _Header(NamedTuple):
+    """Shape, order and dtype of a .npy file, and the offset of its first row."""
+
     shape: tuple[int, ...]
     fortran: bool
     dtype: np.dtype
@@ -42,13 +44,13 @@ class _Header(NamedTuple):
         return self.offset + self.shape[0] * self.row_bytes
 
     def memory_bytes(self, rows: int) -> int:
-        """Memory that so many rows take, with the copy that `as_tensor` makes of types which torch does not have."""
+        """Return the bytes that `rows` rows need, with the copy that `as_tensor` makes of dtypes that torch lacks."""
         copied = (self.dtype.kind == "u" and self.dtype.itemsize > 1) or self.dtype.itemsize > 8
         return rows * (self.row_bytes + copied * 8 * math.prod(self.shape[1:]))
 
 
 class NpyFile:
-    """The rows of a .npy file, read from the disk as they are asked for, so that the file may exceed the memory."""
+    """Rows of a .npy file, read from disk on demand; the file may be larger than memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,12 +59,14 @@ class NpyFile:
                 self._header = _read_header(file, str(path))
                 size = file.seek(0, io.SEEK_END)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror}). Check the path and its permissions."
+            ) from None
         _check_size(self._header, size, str(path))
         if self._header.fortran:
             raise InputError(
-                f"{path}: is in Fortran order, where samples cannot be read one by one: save it again with "
-                "numpy.save(path, numpy.ascontiguousarray(x))"
+                f"{path}: Fortran order is not supported, its rows are not contiguous. Save it again with "
+                "numpy.save(path, numpy.ascontiguousarray(x))."
             )
 
     @property
@@ -73,7 +77,7 @@ class NpyFile:
         return self._header.shape[0]
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        for index in spans(len(self), size):
+        for index in split_range(len(self), size):
             yield self._read([(int(index[0]), len(index))])
 
     def take(self, index: NDArray[np.int64]) -> Tensor:
@@ -81,7 +85,7 @@ class NpyFile:
         return self._read([(int(row), 1) for row in index])
 
     def _read(self, runs: list[tuple[int, int]]) -> Tensor:
-        """The rows of each run (first row, number of rows), one run after the other."""
+        """Return the rows of all runs (first row, number of rows), in this order."""
         shape, _, dtype, offset = self._header
         row_bytes = self._header.row_bytes
         count = sum(length for _, length in runs)
@@ -97,7 +101,7 @@ class NpyFile:
             with self.path.open("rb", buffering=0) as file:
                 for first, length in runs:
                     file.seek(offset + first * row_bytes)
-                    _fill(file, view[: length * row_bytes], self.path)
+                    _fill_view(file, view[: length * row_bytes], self.path)
                     view = view[length * row_bytes :]
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
@@ -105,12 +109,12 @@ class NpyFile:
 
 
 def open_npz(path: Path, key: str | None = None) -> ArraySource:
-    """One array of a .npz file: the one of this key, else the only one, else 'x', else 'x_train'."""
+    """Return one array of a .npz file: that of `key`, else the only one, else 'x', else 'x_train'."""
     try:
         with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(f"{_pick(path, archive.namelist(), key)}.npy")
+            member = archive.getinfo(f"{_pick_key(path, archive.namelist(), key)}.npy")
             label = f"{path}::{member.filename.removesuffix('.npy')}"
-            with opened_member(archive, member, label) as file:
+            with open_member(archive, member, label) as file:
                 header = _read_header(file, label)
                 _check_size(header, member.file_size, label)
                 way_out = "save it as .npy, which is read row by row"
@@ -120,45 +124,45 @@ def open_npz(path: Path, key: str | None = None) -> ArraySource:
     except InputError:
         raise
     except ZIP_ERRORS as error:
-        raise InputError(f"{path}: is damaged, or not a .npz file ({error})") from None
+        raise InputError(f"{path}: damaged, or not a .npz file ({error}). Save it again with numpy.savez.") from None
 
 
-def _pick(path: Path, members: list[str], key: str | None) -> str:
+def _pick_key(path: Path, members: list[str], key: str | None) -> str:
     keys = [name.removesuffix(".npy") for name in members if name.endswith(".npy")]
     if key is None and len(keys) == 1:
         return keys[0]
     for wanted in USUAL_KEYS if key is None else (key,):
         if wanted in keys:
             return wanted
-    found = ", ".join(keys[:20]) or "none"
-    lacks = f"no array {key!r}" if key is not None else "several arrays" if keys else "no array"
-    raise InputError(f"{path}: has {lacks} (found: {found}): name one as {path.name}::KEY")
+    available_keys = ", ".join(keys[:20]) or "none"
+    problem = f"no array {key!r}" if key is not None else "several arrays" if keys else "no array"
+    raise InputError(f"{path}: {problem} (found: {available_keys}). Name one as {path.name}::KEY.")
 
 
 def _read_header(file: IO[bytes] | io.BufferedIOBase, name: str) -> _Header:
-    """What a .npy file says of itself, refused unless it is plain numbers; its length is checked before it is read."""
+    """Return the header of a .npy file of plain numbers; its length is checked before it is read."""
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2, which are read all the same
+            warnings.simplefilter("ignore")  # NumPy warns of headers written by Python 2
             version = np.lib.format.read_magic(file)
             length = file.read(LENGTH_BYTES[version])
             text = file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))
             shape, fortran, dtype = read[version](io.BytesIO(length + text))
-    except Exception:  # a stranger's header fails in many ways: tokenize.TokenError, RecursionError, …
-        raise InputError(f"{name}: is damaged, or not a .npy file of numbers") from None
+    except Exception:  # untrusted headers fail in many ways: tokenize.TokenError, RecursionError, …
+        raise InputError(f"{name}: damaged, or not a .npy file of numbers. Save it again with numpy.save.") from None
     if dtype.kind not in "biuf" or dtype.shape:
-        raise InputError(f"{name}: holds {dtype}, numbers are needed")
+        raise InputError(f"{name}: dtype {dtype} is not supported. Save numbers or booleans.")
     if len(shape) > MOST_AXES or max(shape, default=0) >= 2**63:
-        raise InputError(f"{name}: is damaged, no array has its shape")
+        raise InputError(f"{name}: damaged, its shape is impossible. Save it again with numpy.save.")
     if not shape or min(shape) < 1:
-        raise InputError(f"{name}: is empty, its shape is {shape}")
+        raise InputError(f"{name}: empty (shape {shape}). At least one sample is needed.")
     offset = np.lib.format.MAGIC_LEN + len(length) + len(text)
     return _Header(shape, bool(fortran) and len(shape) > 1, dtype, offset)
 
 
 def _read_array(file: IO[bytes] | io.BufferedIOBase, header: _Header) -> NDArray[np.generic]:
-    """The array that follows the header, in one piece of memory; one more byte is read, which compares the checksum."""
+    """Return the array after the header. Reading to the end of the member verifies its checksum."""
     array = np.empty(header.shape, header.dtype, order="F" if header.fortran else "C")
     view = array.reshape(-1, order="A").view(np.uint8)
     done = 0
@@ -173,14 +177,15 @@ def _read_array(file: IO[bytes] | io.BufferedIOBase, header: _Header) -> NDArray
 def _check_size(header: _Header, size: int, name: str) -> None:
     if size != header.file_bytes:
         raise InputError(
-            f"{name}: is damaged: shape {header.shape} of {header.dtype} needs {header.file_bytes} bytes, it has {size}"
+            f"{name}: damaged, shape {header.shape} of {header.dtype} needs {header.file_bytes} bytes, it has {size}. "
+            "Save it again."
         )
 
 
-def _fill(file: io.FileIO, view: memoryview, path: Path) -> None:
-    """Fill the whole view: one read may give less than was asked for."""
+def _fill_view(file: io.FileIO, view: memoryview, path: Path) -> None:
+    """Fill the whole view; a single read may return less."""
     while len(view):
         count = file.readinto(view)
         if not count:
-            raise InputError(f"{path}: has become shorter while it was read")
+            raise InputError(f"{path}: the file became shorter during reading. Do not change it during a fit.")
         view = view[count:]

@@ -1,4 +1,4 @@
-"""Data that is in memory already: one array, or several by name."""
+"""Sources for arrays in memory: one array, or a dict of named arrays."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from onefold.core.batches import as_tensor
 from onefold.errors import InputError
-from onefold.inputs.source import check_index, check_size, spans
+from onefold.inputs.source import check_batch_size, check_index, split_range
 from onefold.types import ArrayLike
 
 
 class ArraySource:
-    """A NumPy array, a tensor or nested lists of numbers, samples first."""
+    """NumPy array, tensor or nested lists of numbers; the first axis counts samples."""
 
     def __init__(self, x: ArrayLike, name: str = "x") -> None:
         self.tensor = as_tensor(x, name)
@@ -24,7 +24,7 @@ class ArraySource:
         return len(self.tensor)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        check_size(size)
+        check_batch_size(size)
         yield from self.tensor.split(size)
 
     def take(self, index: NDArray[np.int64]) -> Tensor:
@@ -33,7 +33,7 @@ class ArraySource:
 
 
 class NamedSource:
-    """Several arrays by name, such as the token numbers and the mask of a text model."""
+    """Named arrays of one length, such as the token ids and the mask of a text model."""
 
     def __init__(self, x: Mapping[Any, ArrayLike], name: str = "x") -> None:
         self.tensors = named_tensors(x, name)
@@ -43,7 +43,7 @@ class NamedSource:
         return self._length
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        for index in spans(len(self), size):
+        for index in split_range(len(self), size):
             yield {key: tensor[index[0] : index[-1] + 1] for key, tensor in self.tensors.items()}
 
     def take(self, index: NDArray[np.int64]) -> dict[str, Tensor]:
@@ -53,24 +53,24 @@ class NamedSource:
 
 
 def named_tensors(x: Mapping[Any, Any], name: str) -> dict[str, Tensor]:
-    """Named arrays as tensors of one length: whole numbers as int64, bytes and truth values as they are."""
+    """Return named arrays as tensors of one length: integers as int64; uint8 and bool stay as they are."""
     if not x:
-        raise InputError(f"{name} is an empty dict: at least one named array is needed")
+        raise InputError(f"{name}: empty dict. Pass at least one named array.")
     if odd := [key for key in x if not isinstance(key, str)]:
-        raise InputError(f"{name} has the key {odd[0]!r}: the names of arrays must be strings")
-    tensors = {key: _named(value, f"{name}[{key!r}]") for key, value in x.items()}
+        raise InputError(f"{name}: key {odd[0]!r} is not a string. Name arrays by strings.")
+    tensors = {key: _to_named_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
     lengths = {key: len(tensor) for key, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
-        raise InputError(f"the arrays of {name} have different numbers of samples: {lengths}")
+        raise InputError(f"{name}: arrays have different numbers of samples ({lengths}). Pass arrays of one length.")
     return tensors
 
 
-def _named(value: Any, name: str) -> Tensor:
+def _to_named_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype != np.uint8:
         if value.size and value.max() > np.iinfo(np.int64).max:
-            raise InputError(f"{name} has the value {value.max()}: whole numbers must fit int64")
-        value = value.astype(np.int64)  # token numbers, which as_tensor would turn into floats
+            raise InputError(f"{name}: value {value.max()} does not fit int64. Pass smaller integers.")
+        value = value.astype(np.int64)  # as_tensor would turn token ids into floats
     tensor = as_tensor(value, name)
-    if tensor.dtype in (torch.bool, torch.uint8):  # a mask; pixels, which become [0, 1] later
+    if tensor.dtype in (torch.bool, torch.uint8):  # masks; pixels are scaled to [0, 1] later
         return tensor
     return tensor.float() if tensor.is_floating_point() else tensor.long()

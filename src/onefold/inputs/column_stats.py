@@ -1,4 +1,4 @@
-"""What is learned of one column of a table as its values stream past, in bounded memory."""
+"""Streaming statistics of a table column, in bounded memory."""
 
 import hashlib
 import math
@@ -14,8 +14,8 @@ MOST_CATEGORIES = 64
 MOST_COUNTED = 16384
 
 
-class Moments:
-    """Mean and spread of a column for as long as all its values are numbers."""
+class ColumnMoments:
+    """Running mean, spread and range of a column, until a value is not a number."""
 
     def __init__(self) -> None:
         self.is_number = True
@@ -42,7 +42,7 @@ class Moments:
             self._merge(present)
 
     def _merge(self, numbers: np.ndarray) -> None:
-        """Chan's update: exact where a running sum of squares would cancel, as for dates in seconds."""
+        """Merge a batch by Chan's update, which avoids cancellation for large means such as dates in seconds."""
         with np.errstate(over="ignore", invalid="ignore"):
             mean = np.mean(numbers)
             squares = np.sum((numbers - mean) ** 2)
@@ -60,16 +60,16 @@ class Moments:
 
     @property
     def scale(self) -> float:
-        """The standard deviation; 1 for a column of one value. Not finite if the numbers are too large for it."""
+        """Standard deviation; 1 for a constant column, non-finite if the numbers overflow."""
         spread = math.sqrt(self._squares / self.count)
         return 1.0 if self._low == self._high or spread == 0 else spread
 
 
-class Tally:
-    """How often each text of a column came.
+class CategoryCounts:
+    """Counts of the texts in a column.
 
-    Counts are exact up to 16,384 different texts. Beyond, the rarer half is forgotten now and then, and the number of
-    different texts is estimated from a sample of their hashes, to about 2 %.
+    Counts are exact up to 16,384 different texts. Beyond that, the rarer half is dropped whenever the limit is
+    reached. The number of different texts is estimated from a sample of their hashes, to about 2 %.
     """
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Tally:
         self._mask = 0
 
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
-        fresh = Counter(to_texts(values))
-        self.missing |= fresh.pop(None, 0) > 0
-        texts = {text: count for text, count in fresh.items() if text is not None}
+        batch = Counter(to_texts(values))
+        self.missing |= batch.pop(None, 0) > 0
+        texts = {text: count for text, count in batch.items() if text is not None}
         self.count += sum(texts.values())
         self._counts.update(texts)
         self._sample(texts)
         if len(self._counts) > MOST_COUNTED:
-            self._counts = Counter(dict(self.commonest(MOST_COUNTED // 2)))
+            self._counts = Counter(dict(self.most_common(MOST_COUNTED // 2)))
 
     def _sample(self, texts: Iterable[str]) -> None:
         hashes = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
@@ -96,16 +96,16 @@ class Tally:
             self._mask = 2 * self._mask + 1
             self._hashes = {number for number in self._hashes if not number & self._mask}
 
-    def commonest(self, most: int = MOST_CATEGORIES) -> list[tuple[str, int]]:
-        """The most frequent texts and their counts, equal counts by name."""
+    def most_common(self, most: int = MOST_CATEGORIES) -> list[tuple[str, int]]:
+        """Return the most frequent texts and their counts, ties sorted by text."""
         return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
     @property
     def distinct(self) -> int:
-        """The number of different texts."""
+        """Number of different texts, estimated beyond 16,384."""
         return len(self._hashes) * (self._mask + 1)
 
     @property
     def is_identifier(self) -> bool:
-        """Nearly every value is different, so that none says what is usual."""
+        """Whether nearly every value is different, as in an identifier column."""
         return self.distinct > max(MOST_CATEGORIES, self.count / 2)

@@ -1,4 +1,4 @@
-"""CSV files as chunks of rows, line by line and with every limit checked."""
+"""CSV files as chunks of rows, read line by line within limits."""
 
 import csv
 import itertools
@@ -20,13 +20,13 @@ MOST_CHARACTERS = 2**25
 
 
 class CsvRows:
-    """The rows of a CSV or TSV file, again at every iteration; the first row names the columns."""
+    """Rows of a CSV or TSV file whose first row names the columns; can be iterated repeatedly."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
             sample = list(itertools.islice(self._lines(file), SNIFFED_LINES + 1))
-        self._delimiter = _sniff(sample, "\t" if path.suffix.lower() == ".tsv" else ",")
+        self._delimiter = _detect_delimiter(sample, "\t" if path.suffix.lower() == ".tsv" else ",")
         with self._open() as file:
             _, header = next(self._rows(file), (0, []))
         self.columns = _check_header(header, path)
@@ -39,7 +39,8 @@ class CsvRows:
             for line, row in itertools.islice(self._rows(file), 1, None):
                 if len(row) != len(self.columns):
                     raise InputError(
-                        f"{self.path}, line {line}: has {len(row)} fields, the header has {len(self.columns)}"
+                        f"{self.path}, line {line}: {len(row)} fields, the header has "
+                        f"{len(self.columns)}. Correct the line."
                     )
                 rows.append(row)
                 characters += sum(map(len, row))
@@ -56,35 +57,37 @@ class CsvRows:
         try:
             return self.path.open(encoding="utf-8-sig", newline="")
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
+            raise InputError(f"{self.path}: cannot be read ({error.strerror}). Check its permissions.") from None
 
     def _rows(self, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-        """Every row that is not blank, with the number of its last line."""
+        """Yield every row that is not blank, with the number of its last line."""
         reader = csv.reader(self._lines(file), delimiter=self._delimiter, strict=True)
         try:
             for row in reader:
                 if row:
                     yield reader.line_num, row
         except csv.Error as error:
-            raise InputError(f"{self.path}, line {reader.line_num}: is not CSV ({error})") from None
+            raise InputError(f"{self.path}, line {reader.line_num}: not CSV ({error}). Correct the line.") from None
 
     def _lines(self, file: TextIO) -> Iterator[str]:
         for number in itertools.count(1):
             try:
                 line = file.readline(LONGEST_LINE)
             except UnicodeDecodeError:
-                raise InputError(f"{self.path}, about line {number}: is not UTF-8 text; save it as UTF-8") from None
+                raise InputError(f"{self.path}, about line {number}: not UTF-8 text. Save it as UTF-8.") from None
             if not line:
                 return
             if "\0" in line:
-                raise InputError(f"{self.path}, line {number}: has a NUL byte; this is not a text file")
+                raise InputError(f"{self.path}, line {number}: NUL byte, not a text file. Save it as UTF-8 text.")
             if len(line) == LONGEST_LINE and line[-1] not in "\r\n":
-                raise InputError(f"{self.path}, line {number}: is longer than {LONGEST_LINE:,} characters")
+                raise InputError(
+                    f"{self.path}, line {number}: longer than {LONGEST_LINE:,} characters. Check the line endings."
+                )
             yield line
 
 
-def _sniff(lines: Sequence[str], fallback: str) -> str:
-    """The delimiter that cuts the first lines into the same number of fields, more than one."""
+def _detect_delimiter(lines: Sequence[str], fallback: str) -> str:
+    """Return the delimiter that splits the first lines into equally many fields, more than one."""
     best, best_score = fallback, (False, 1)
     for delimiter in (fallback, *DELIMITERS):
         try:
@@ -92,7 +95,7 @@ def _sniff(lines: Sequence[str], fallback: str) -> str:
         except csv.Error:
             continue
         if len(lines) > SNIFFED_LINES:
-            rows = rows[:-1]  # it may have been cut
+            rows = rows[:-1]  # the last row may be incomplete
         widths = {len(row) for row in rows}
         score = (len(widths) == 1, len(rows[0]) if rows else 0)
         if score[1] > 1 and score > best_score:
@@ -103,18 +106,18 @@ def _sniff(lines: Sequence[str], fallback: str) -> str:
 def _check_header(header: list[str], path: Path) -> tuple[str, ...]:
     names = tuple(name.strip() for name in header)
     if not names:
-        raise InputError(f"{path}: is empty: a first row with the names of the columns is needed")
+        raise InputError(f"{path}: empty. Begin the file with a row of column names.")
     if len(names) > MOST_COLUMNS:
-        raise InputError(f"{path}: has {len(names):,} columns, at most {MOST_COLUMNS:,} are understood")
+        raise InputError(f"{path}: too many columns ({len(names):,}). Use at most {MOST_COLUMNS:,}.")
     if "" in names:
         raise InputError(
-            f"{path}: column {names.index('') + 1} has no name: name it or leave it out (pandas: to_csv(index=False))"
+            f"{path}: column {names.index('') + 1} has no name. Name it or drop it (pandas: to_csv(index=False))."
         )
     commonest, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise InputError(f"{path}: has {count} columns of the name {commonest!r}")
+        raise InputError(f"{path}: {count} columns of the name {commonest!r}. Give every column its own name.")
     if all(map(_is_number, names)) and names != tuple(map(str, range(len(names)))):
-        raise InputError(f"{path}: its first row is numbers: a first row with the names of the columns is needed")
+        raise InputError(f"{path}: the first row holds numbers. Begin the file with a row of column names.")
     return names
 
 

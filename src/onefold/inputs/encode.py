@@ -1,4 +1,4 @@
-"""From a table's codes to the floats that a network takes, in operations that torch.export understands."""
+"""Encoding of table codes as floats for a network, in operations that torch.export supports."""
 
 import torch
 from jaxtyping import Float32, Float64
@@ -11,11 +11,12 @@ LARGEST = 1e6
 
 
 class TableEncoder(nn.Module):
-    """Codes [n, C] to floats [n, D]: scaled numbers, then one entry a category, then one for missing a column.
+    """Map from codes [n, C] to floats [n, D].
 
-    Each category column has one more entry, for a category that is not listed. What training never lit, an unlisted
-    category or a missing value, is worth FAR when lit, since a network gives little weight to what was always 0.
-    Numbers are cut at ±LARGEST, since the largest floats would be infinite as float32.
+    The floats are the scaled numbers, then one-hot categories, then one missing-value flag per column. Each category
+    column has one more entry, for unlisted categories. An entry that is always 0 in training has the value FAR
+    instead of 1 when it is set, because a network gives little weight to such an entry. Numbers are clipped to
+    ±LARGEST, since the largest float64 values are infinite as float32.
     """
 
     centre: Tensor
@@ -34,14 +35,14 @@ class TableEncoder(nn.Module):
         for i, column in columns:
             if column.kind == "category":
                 slots += [(i, float(code), 1.0) for code in range(len(column.categories))]
-                slots.append((i, UNSEEN, 1.0 if column.unlisted else FAR))
-        self._keep("numbers", [i for i, _ in numbers], torch.int64)
-        self._keep("centre", [column.centre for _, column in numbers])
-        self._keep("scale", [column.scale for _, column in numbers])
-        self._keep("owner", [i for i, _, _ in slots], torch.int64)
-        self._keep("category", [code for _, code, _ in slots])
-        self._keep("worth", [worth for _, _, worth in slots])
-        self._keep("missing_worth", [1.0 if column.missing else FAR for _, column in columns])
+                slots.append((i, UNSEEN, 1.0 if column.unlisted_share else FAR))
+        self._register("numbers", [i for i, _ in numbers], torch.int64)
+        self._register("centre", [column.centre for _, column in numbers])
+        self._register("scale", [column.scale for _, column in numbers])
+        self._register("owner", [i for i, _, _ in slots], torch.int64)
+        self._register("category", [code for _, code, _ in slots])
+        self._register("worth", [worth for _, _, worth in slots])
+        self._register("missing_worth", [1.0 if column.missing else FAR for _, column in columns])
         self.width = len(numbers) + len(slots) + len(columns)
 
     def forward(self, codes: Float64[Tensor, "n c"]) -> Float32[Tensor, "n d"]:
@@ -55,5 +56,5 @@ class TableEncoder(nn.Module):
         parts.append(torch.where(codes.isnan(), self.missing_worth, 0.0))
         return torch.cat(parts, 1).float()
 
-    def _keep(self, name: str, values: list[float] | list[int], dtype: torch.dtype = torch.float64) -> None:
+    def _register(self, name: str, values: list[float] | list[int], dtype: torch.dtype = torch.float64) -> None:
         self.register_buffer(name, torch.tensor(values, dtype=dtype))

@@ -1,4 +1,4 @@
-"""What a fitted detector remembers of its data, as JSON that is read with suspicion."""
+"""The form of a detector's data (image size or table columns) as validated JSON."""
 
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ _COLUMN = {"name", "kind", "categories", "centre", "scale", "missing", "frequenc
 
 
 def form_to_json(form: Form) -> dict[str, Any]:
-    """A form as plain JSON values."""
+    """Return a form as plain JSON values."""
     if isinstance(form, Picture):
         return {"kind": "picture", "height": form.height, "width": form.width, "channels": form.channels}
     return {
@@ -26,17 +26,17 @@ def form_to_json(form: Form) -> dict[str, Any]:
 
 
 def form_from_json(content: Any) -> Form:
-    """What form_to_json wrote; a ValueError for anything else."""
+    """Return the form that `form_to_json` wrote; raise InputError for any other content."""
     kind = content.get("kind") if isinstance(content, dict) else None
     if kind == "picture":
         _check_keys(content, _PICTURE)
-        return Picture(*(_typed(content[key], int) for key in ("height", "width", "channels")))
+        return Picture(*(_check_type(content[key], int) for key in ("height", "width", "channels")))
     if kind == "table":
         _check_keys(content, _TABLE)
-        columns = _listed(content["columns"], dict, MOST_COLUMNS)
-        ignored = _listed(content["ignored"], str, MOST_COLUMNS)
+        columns = _check_list(content["columns"], dict, MOST_COLUMNS)
+        ignored = _check_list(content["ignored"], str, MOST_COLUMNS)
         return Table(tuple(map(_column_from_json, columns)), tuple(ignored))
-    raise InputError("the form of the data is neither a picture nor a table")
+    raise InputError("form of the data: neither a picture nor a table. Use an undamaged file.")
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:
@@ -54,30 +54,30 @@ def _column_to_json(column: Column) -> dict[str, Any]:
 def _column_from_json(content: dict[str, Any]) -> Column:
     _check_keys(content, _COLUMN)
     if content["kind"] not in ("number", "category"):
-        raise InputError(f"a column's kind is {content['kind']!r}, neither number nor category")
+        raise InputError(f"form of the data: column kind {content['kind']!r} is not supported. Use an undamaged file.")
     return Column(
-        name=_typed(content["name"], str),
+        name=_check_type(content["name"], str),
         kind=content["kind"],
-        categories=tuple(_listed(content["categories"], str, MOST_CATEGORIES)),
-        centre=_typed(content["centre"], float),
-        scale=_typed(content["scale"], float),
-        missing=_typed(content["missing"], bool),
-        frequencies=tuple(_listed(content["frequencies"], float, MOST_CATEGORIES)),
+        categories=tuple(_check_list(content["categories"], str, MOST_CATEGORIES)),
+        centre=_check_type(content["centre"], float),
+        scale=_check_type(content["scale"], float),
+        missing=_check_type(content["missing"], bool),
+        frequencies=tuple(_check_list(content["frequencies"], float, MOST_CATEGORIES)),
     )
 
 
 def _check_keys(content: dict[str, Any], expected: set[str]) -> None:
     if content.keys() != expected:
-        raise InputError(f"the form of the data has other entries than {sorted(expected)}")
+        raise InputError(f"form of the data: entries are not {sorted(expected)}. Use an undamaged file.")
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _check_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:  # not isinstance: True is an int
-        raise InputError(f"the form of the data has {str(value)[:60]!r} where {kind.__name__} is expected")
+        raise InputError(f"form of the data: {str(value)[:60]!r} is not {kind.__name__}. Use an undamaged file.")
     return value
 
 
-def _listed(value: Any, kind: type, most: int) -> list[Any]:
+def _check_list(value: Any, kind: type, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
-        raise InputError(f"the form of the data needs lists of at most {most:,} entries")
-    return [_typed(entry, kind) for entry in value]
+        raise InputError(f"form of the data: no list of at most {most:,} entries. Use an undamaged file.")
+    return [_check_type(entry, kind) for entry in value]

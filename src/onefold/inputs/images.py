@@ -1,4 +1,4 @@
-"""A folder of images as samples [C, H, W] of bytes, decoded a little ahead of their use."""
+"""Folders of images as samples [C, H, W] of bytes, decoded a few files ahead."""
 
 import os
 from collections import deque
@@ -13,36 +13,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onefold.errors import InputError
-from onefold.inputs.decode import Picture, decode, look, pillow_quiet, reason
-from onefold.inputs.source import check_index, check_size
+from onefold.inputs.decode import Picture, decode, describe_error, ignore_pillow_warnings, read_image_header
+from onefold.inputs.source import check_batch_size, check_index
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-LOOKED_AT = 64
-LARGEST_KEPT = 128
-FALLBACK = 64
+EXAMINED_FILES = 64
+LARGEST_COMMON_SIDE = 128
+DEFAULT_SIDE = 64
 WORKERS = 4
 AHEAD = 16
 
 
 class ImageFolder:
-    """All images in a folder and the folders in it, by name; or one image file.
+    """All images in a folder and its subfolders, sorted by name; or one image file.
 
-    Images become `picture`, which is chosen from a look at some of them unless it is given: grey if all of them are,
-    and their common size if they have one of at most 128 pixels a side, else 64 × 64. Others are scaled to cover it and
-    cropped about the centre. Transparent pixels lie on black. A file that cannot be read is skipped, and `skipped` says
-    why. Hidden files, and links that lead out of the folder, are not looked at.
+    Images are converted to `picture`. Without it, the headers of up to 64 files decide: grey if all are grey, and
+    their common size if it is at most 128 pixels a side, else 64 × 64. Images of other sizes are scaled to cover it and
+    cropped at the centre. Transparent pixels become black. Unreadable files are skipped; `skipped` holds the reasons.
+    Hidden files and links out of the folder are ignored.
     """
 
     def __init__(self, path: Path, picture: Picture | None = None) -> None:
         self.path = path
-        self._root, self.files = (path, _find(path)) if path.is_dir() else (path.parent, [path.name])
-        self.picture = picture or self._choose()
+        self._root, self.files = (path, _list_images(path)) if path.is_dir() else (path.parent, [path.name])
+        self.picture = picture or self._choose_picture()
         self._names: list[str] | None = None
         self._skipped: dict[str, str] = {}
 
     @property
     def names(self) -> list[str]:
-        """The files that could be read, in the order of the samples; read once for this if need be."""
+        """Readable files in the order of the samples; the first access may read the folder."""
         if self._names is None:
             for _ in self.batches(AHEAD):
                 pass
@@ -51,7 +51,7 @@ class ImageFolder:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The files that could not be read, and why; read once for this if need be."""
+        """Unreadable files and the reasons; the first access may read the folder."""
         _ = self.names
         return self._skipped
 
@@ -59,7 +59,7 @@ class ImageFolder:
         return len(self.names)
 
     def batches(self, size: int) -> Iterator[UInt8[Tensor, "n c h w"]]:
-        check_size(size)
+        check_batch_size(size)
         names: list[str] = []
         skipped: dict[str, str] = {}
         batch: list[np.ndarray] = []
@@ -73,8 +73,10 @@ class ImageFolder:
                 yield _stack(batch)
                 batch = []
         if not names:
-            first, why = next(iter(skipped.items()))
-            raise InputError(f"{self.path}: none of its {len(skipped)} images can be read ({first}: {why})")
+            first, reason = next(iter(skipped.items()))
+            raise InputError(
+                f"{self.path}: none of its {len(skipped)} images can be read ({first}: {reason}). Check the files."
+            )
         self._names, self._skipped = names, skipped
         if batch:
             yield _stack(batch)
@@ -84,18 +86,20 @@ class ImageFolder:
         batch: list[np.ndarray] = []
         for name, result in self._decode([self.names[i] for i in index]):
             if isinstance(result, str):
-                raise InputError(f"{self._root / name}: could be read before, but now not ({result})")
+                raise InputError(
+                    f"{self._root / name}: could be read before, but not now ({result}). Do not change it during a fit."
+                )
             batch.append(result)
         return _stack(batch)
 
     def _decode(self, files: list[str]) -> Iterator[tuple[str, np.ndarray | str]]:
-        """Each file with its pixels, or with the reason why there are none; at most AHEAD files are begun early."""
+        """Yield each file with its pixels or the reason of a failure; decode at most AHEAD files in advance."""
         queue: deque[tuple[str, Future[np.ndarray | str]]] = deque()
         waiting = iter(files)
-        with pillow_quiet(), ThreadPoolExecutor(WORKERS, thread_name_prefix="onefold-images") as pool:
+        with ignore_pillow_warnings(), ThreadPoolExecutor(WORKERS, thread_name_prefix="onefold-images") as pool:
             try:
                 for name in waiting:
-                    queue.append((name, pool.submit(self._try, name)))
+                    queue.append((name, pool.submit(self._try_decode, name)))
                     if len(queue) == AHEAD:
                         done, future = queue.popleft()
                         yield done, future.result()
@@ -106,49 +110,49 @@ class ImageFolder:
                 for _, future in queue:
                     future.cancel()
 
-    def _try(self, name: str) -> np.ndarray | str:
+    def _try_decode(self, name: str) -> np.ndarray | str:
         try:
             return decode(self._root / name, self.picture)
-        except Exception as error:  # a stranger's file may fail in any way, and must not take the others with it
-            return reason(error)
+        except Exception as error:  # untrusted files fail in many ways, and the other files must still be read
+            return describe_error(error)
 
-    def _choose(self) -> Picture:
-        places = np.linspace(0, len(self.files) - 1, min(LOOKED_AT, len(self.files))).round().astype(int)
-        with pillow_quiet():
-            seen = [header for i in places if (header := look(self._root / self.files[i]))]
-        channels = 1 if seen and all(grey for grey, _, _ in seen) else 3
-        sizes = {(height, width) for _, height, width in seen}
-        height, width = sizes.pop() if len(sizes) == 1 else (FALLBACK, FALLBACK)
-        if max(height, width) > LARGEST_KEPT:
-            height = width = FALLBACK
+    def _choose_picture(self) -> Picture:
+        indices = np.linspace(0, len(self.files) - 1, min(EXAMINED_FILES, len(self.files))).round().astype(int)
+        with ignore_pillow_warnings():
+            headers = [header for i in indices if (header := read_image_header(self._root / self.files[i]))]
+        channels = 1 if headers and all(grey for grey, _, _ in headers) else 3
+        sizes = {(height, width) for _, height, width in headers}
+        height, width = sizes.pop() if len(sizes) == 1 else (DEFAULT_SIDE, DEFAULT_SIDE)
+        if max(height, width) > LARGEST_COMMON_SIDE:
+            height = width = DEFAULT_SIDE
         return Picture(height, width, channels)
 
 
-def _find(folder: Path) -> list[str]:
-    """The image files below a folder, as sorted relative names with forward slashes."""
-    found: list[str] = []
-    inside = folder.resolve()
+def _list_images(folder: Path) -> list[str]:
+    """Return the image files below a folder, as sorted relative names with forward slashes."""
+    names: list[str] = []
+    resolved = folder.resolve()
     try:
-        for place, folders, files in os.walk(folder, onerror=_refuse):
+        for parent, folders, files in os.walk(folder, onerror=_reraise):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in files:
-                path = Path(place, name)
-                if not name.startswith(".") and path.suffix.lower() in SUFFIXES and _belongs(path, inside):
-                    found.append(path.relative_to(folder).as_posix())
+                path = Path(parent, name)
+                if not name.startswith(".") and path.suffix.lower() in SUFFIXES and _is_inside(path, resolved):
+                    names.append(path.relative_to(folder).as_posix())
     except OSError as error:
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from None
-    if not found:
-        known = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
-        raise InputError(f"{folder}: has no images (files that end in {known})")
-    return sorted(found)
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}). Check its permissions.") from None
+    if not names:
+        suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
+        raise InputError(f"{folder}: no images. Pass a folder of files that end in {suffixes}.")
+    return sorted(names)
 
 
-def _refuse(error: OSError) -> None:
-    raise error  # os.walk would go on without the folder, and its images would be missing without a word
+def _reraise(error: OSError) -> None:
+    raise error  # by default os.walk silently skips folders that it cannot list
 
 
-def _belongs(path: Path, folder: Path) -> bool:
-    """A regular file (opening a pipe could wait for ever) that lies in the folder, links followed."""
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Return True for a regular file inside the folder, links resolved; opening a pipe could block forever."""
     return path.is_file() and (not path.is_symlink() or path.resolve().is_relative_to(folder))
 
 

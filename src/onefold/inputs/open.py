@@ -1,4 +1,4 @@
-"""One door for everything that can be handed to `fit` and `score`."""
+"""Opening of all supported kinds of data as sources."""
 
 import os
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ from onefold.inputs.decode import Picture
 from onefold.inputs.forms import Form
 from onefold.inputs.images import SUFFIXES, ImageFolder
 from onefold.inputs.source import Source
-from onefold.inputs.split import Picked, Sifted, Subset
+from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset
 from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
 from onefold.inputs.tables import Table
 
-UNDERSTOOD = (
+SUPPORTED = (
     "an array, a tensor, lists of numbers, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "
     "DataLoader, or a path to a folder of images, an image, a .npy, .npz, .csv, .tsv or .parquet file"
 )
 
 
 def open_source(x: Any, *, form: Form | None = None, name: str = "x") -> Source:
-    """Whatever holds samples, as a source of them.
+    """Return a source of the samples in `x`.
 
-    `form` is what a fitted detector remembers of its data, so that images are brought to the same size and tables are
-    read by the same columns. `name` stands for `x` in error messages.
+    `form` is the form of a fitted detector's data: images are resized to it, and tables are read by its columns.
+    `name` stands for `x` in error messages.
     """
     source = _open_path(x, form) if isinstance(x, str | os.PathLike) else _open_object(x, form, name)
     _check_form(source, form, name)
@@ -40,8 +40,8 @@ def open_source(x: Any, *, form: Form | None = None, name: str = "x") -> Source:
 
 
 def form_of(source: Source) -> Form | None:
-    """What to remember of a source, so that later data is read in the same way; None for plain arrays."""
-    if isinstance(source, Subset | Sifted | Picked):
+    """Return the form by which later data is read in the same way; None for plain arrays."""
+    if isinstance(source, Subset | RandomStreamSubset | StreamSubset):
         return form_of(source.source)
     if isinstance(source, ImageFolder):
         return source.picture
@@ -53,7 +53,7 @@ def form_of(source: Source) -> Form | None:
 def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if isinstance(x, Source):
         return x
-    if hasattr(x, "toarray"):  # of SciPy and of what follows it; some have neither a length nor items
+    if hasattr(x, "toarray"):  # SciPy and compatible types, some without length and items
         raise InputError(f"{name}: a sparse {type(x).__name__} is not supported. Pass {name}.toarray().")
     if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
         return TableFrame(x, form if isinstance(form, Table) else None, name)
@@ -66,10 +66,10 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if isinstance(x, IterableDataset):
         return StreamSource(x, name)
     if isinstance(x, Dataset) and not hasattr(x, "__len__"):
-        raise InputError(f"{name} is a {type(x).__name__} without a length: give it __len__")
+        raise InputError(f"{name}: a {type(x).__name__} without a length is not supported. Define __len__.")
     if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, bytes | bytearray):
         return DatasetSource(x, name)
-    raise InputError(f"{name} is a {type(x).__name__}: {UNDERSTOOD} is understood")
+    raise InputError(f"{name}: a {type(x).__name__} is not supported. Pass {SUPPORTED}.")
 
 
 def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
@@ -77,7 +77,7 @@ def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
     text, _, key = os.fspath(x).partition("::")
     path = Path(text) if text.lower().endswith(".npz") and key else Path(x)
     if not path.exists():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{path}: does not exist. Check the path.")
     suffix = path.suffix.lower()
     if path.is_dir() or (path.is_file() and suffix in SUFFIXES):
         return ImageFolder(path, form if isinstance(form, Picture) else None)
@@ -87,15 +87,17 @@ def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
         return open_npz(path, key or None)
     if path.is_file() and suffix in TABLE_SUFFIXES:
         return TableFile(path, form if isinstance(form, Table) else None)
-    raise InputError(f"{path} is of an unknown kind: {UNDERSTOOD} is understood")
+    raise InputError(f"{path}: this kind of file is not supported. Pass {SUPPORTED}.")
 
 
 def _check_form(source: Source, form: Form | None, name: str) -> None:
-    """A detector of tables takes only tables, and one of images no tables; arrays of pixels are checked elsewhere."""
-    found = form_of(source)
-    if isinstance(form, Table) and not isinstance(found, Table):
-        raise InputError(f"the detector was fitted on a table: {name} must be a table with the same named columns")
-    if isinstance(form, Picture) and isinstance(found, Table):
-        raise InputError(f"the detector was fitted on images: {name} is a table")
-    if form is not None and found is not None and found != form:
-        raise InputError(f"{name} was opened in another form than that of the data the detector was fitted on")
+    """Refuse a source of another form than the detector's; arrays of pixels are checked by `Reader.check`."""
+    source_form = form_of(source)
+    if isinstance(form, Table) and not isinstance(source_form, Table):
+        raise InputError(f"{name}: not a table, but the detector was fitted on a table. Pass the same columns.")
+    if isinstance(form, Picture) and isinstance(source_form, Table):
+        raise InputError(f"{name}: a table, but the detector was fitted on images. Pass images.")
+    if form is not None and source_form is not None and source_form != form:
+        raise InputError(
+            f"{name}: opened in another form than the detector's data. Pass the path or the original object."
+        )

@@ -1,4 +1,4 @@
-"""Parquet files as chunks of rows, by way of pyarrow. Memory stays bounded however well a file is compressed."""
+"""Parquet files as chunks of rows, read by pyarrow within bounded memory."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,45 +10,45 @@ import torch
 
 from onefold.core.memory import available, human, require
 from onefold.errors import InputError, MissingExtraError, OnefoldError
-from onefold.inputs.cells import Chunk, shortened
-from onefold.inputs.parquet_pages import pages
+from onefold.inputs.cells import Chunk, shorten
+from onefold.inputs.parquet_pages import read_pages
 from onefold.inputs.tables import MOST_COLUMNS
 
 MOST_ROWS = 8192
 MOST_CELLS = 2**21
-MOST_BYTES = 2**25  # of the texts in a chunk
-USUAL_PAGES, USUAL_RATIO = 2**26, 64  # bytes of the largest pages, one a column, and their ratio to what is on the disk
-COPIES = 3  # of a page that pyarrow makes
+MOST_BYTES = 2**25  # of text in a chunk
+USUAL_PAGES, USUAL_RATIO = 2**26, 64  # total bytes of the largest page per column; their ratio to bytes on disk
+COPIES = 3  # that pyarrow makes of a page
 READ_AT_ONCE = 2**16  # bytes of a column
 
 
 class ParquetRows:
-    """The rows of a Parquet file, again at every iteration."""
+    """Rows of a Parquet file; can be iterated repeatedly."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
-            schema = self._try(lambda: file.schema_arrow)
+            schema = self._wrap_errors(lambda: file.schema_arrow)
             self.columns: tuple[str, ...] = tuple(schema.names)
             self._check(schema)
-            self._texts = [column.path for column in _leaves(file) if column.physical_type == "BYTE_ARRAY"]
-            row_bytes = self._try(lambda: self._check_sizes(file.metadata))
+            self._texts = [column.path for column in _leaf_columns(file) if column.physical_type == "BYTE_ARRAY"]
+            row_bytes = self._wrap_errors(lambda: self._check_sizes(file.metadata))
         self._rows = max(1, min(MOST_ROWS, MOST_CELLS // len(self.columns), int(MOST_BYTES / max(1, row_bytes))))
 
     def __iter__(self) -> Iterator[Chunk]:
         with self._open(read_dictionary=self._texts, buffer_size=READ_AT_ONCE) as file:
             batches = file.iter_batches(batch_size=self._rows, use_threads=False)
-            while (batch := self._try(lambda: next(batches, None))) is not None:
-                yield self._try(
-                    lambda batch=batch: {name: arrow_values(batch.column(i)) for i, name in enumerate(self.columns)}
+            while (batch := self._wrap_errors(lambda: next(batches, None))) is not None:
+                yield self._wrap_errors(
+                    lambda batch=batch: {name: arrow_to_numpy(batch.column(i)) for i, name in enumerate(self.columns)}
                 )
 
     def _open(self, **options: Any) -> Any:
         parquet = import_parquet()
-        return self._try(lambda: parquet.ParquetFile(self.path, **options))
+        return self._wrap_errors(lambda: parquet.ParquetFile(self.path, **options))
 
-    def _try(self, action: Any) -> Any:
-        """Whatever pyarrow says of a damaged file, in one line."""
+    def _wrap_errors(self, action: Any) -> Any:
+        """Call `action`; re-raise errors of pyarrow as one-line InputErrors."""
         import pyarrow
 
         try:
@@ -56,27 +56,27 @@ class ParquetRows:
         except OnefoldError:
             raise
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise InputError(f"{self.path}: is damaged, or not a Parquet file ({first})") from None
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+            raise InputError(f"{self.path}: damaged, or not a Parquet file ({reason}). Write it again.") from None
 
     def _check(self, schema: Any) -> None:
         from pyarrow import types
 
         if not self.columns:
-            raise InputError(f"{self.path}: has no columns")
+            raise InputError(f"{self.path}: no columns. Write at least one.")
         if len(self.columns) > MOST_COLUMNS:
-            raise InputError(f"{self.path}: has {len(self.columns):,} columns, at most {MOST_COLUMNS:,} are understood")
+            raise InputError(f"{self.path}: too many columns ({len(self.columns):,}). Use at most {MOST_COLUMNS:,}.")
         commonest, count = Counter(self.columns).most_common(1)[0]
         if count > 1:
-            raise InputError(f"{self.path}: has {count} columns of the name {commonest!r}")
+            raise InputError(f"{self.path}: {count} columns of the name {commonest!r}. Give every column its own name.")
         for field in schema:
             if types.is_nested(field.type):
-                raise InputError(f"{self.path}: column {field.name!r} is nested ({field.type}): flatten or drop it")
+                raise InputError(f"{self.path}: column {field.name!r} is nested ({field.type}). Flatten or drop it.")
 
     def _check_sizes(self, metadata: Any) -> float:
-        """Bytes that a row takes at most, on the average of a page; refuse a file whose pages are too large to inflate.
+        """Return the largest average bytes per row; raise InputError if the pages are too large to inflate.
 
-        A page that is read is held whole, and with it those of all other columns, and their dictionaries.
+        Reading a row group holds one whole page and the dictionary of every column in memory.
         """
         widest = 0.0
         with self.path.open("rb") as file:
@@ -84,7 +84,7 @@ class ParquetRows:
                 group = metadata.row_group(i)
                 held, row_bytes, packed = 0, 0.0, 0
                 for chunk in map(group.column, range(group.num_columns)):
-                    page_bytes, value_bytes = _chunk_sizes(file, chunk)
+                    page_bytes, value_bytes = _measure_chunk(file, chunk)
                     held += page_bytes
                     packed += chunk.total_compressed_size
                     row_bytes += value_bytes
@@ -110,17 +110,17 @@ def import_parquet() -> Any:
     return parquet
 
 
-def _leaves(file: Any) -> list[Any]:
-    """The columns of a file, those of nested ones apart."""
+def _leaf_columns(file: Any) -> list[Any]:
+    """Return the leaf columns of a file, with those of nested columns."""
     return [file.metadata.schema.column(i) for i in range(file.metadata.num_columns)]
 
 
-def _chunk_sizes(file: IO[bytes], chunk: Any) -> tuple[int, float]:
-    """Bytes of a column chunk's largest page and its dictionary, and of a text on the average of the widest page."""
+def _measure_chunk(file: IO[bytes], chunk: Any) -> tuple[int, float]:
+    """Return the bytes of a chunk's largest page and dictionary, and the largest average bytes of a text."""
     offsets = (chunk.data_page_offset, chunk.dictionary_page_offset if chunk.has_dictionary_page else 0)
     start = min(offset for offset in offsets if offset > 0)  # a chunk without rows has no data page
     dictionary, largest, widest = 0, 0, 0.0
-    for page in pages(file, start, chunk.total_compressed_size):
+    for page in read_pages(file, start, chunk.total_compressed_size):
         if page.is_dictionary:
             dictionary = max(dictionary, page.size)
         else:
@@ -128,13 +128,13 @@ def _chunk_sizes(file: IO[bytes], chunk: Any) -> tuple[int, float]:
     return dictionary + largest, widest if chunk.physical_type == "BYTE_ARRAY" else 0.0
 
 
-def arrow_values(column: Any) -> np.ndarray:
-    """The values of an Arrow array; equal texts of one with a dictionary are one object, however often they come."""
+def arrow_to_numpy(column: Any) -> np.ndarray:
+    """Return the values of an Arrow array; equal texts of a dictionary array share one object."""
     if not hasattr(column, "dictionary"):
         return column.to_numpy(zero_copy_only=False)
-    places = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)
-    used, back = np.unique(places, return_inverse=True)
+    indices = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)
+    used, inverse = np.unique(indices, return_inverse=True)
     entries = column.dictionary.take(used[used < len(column.dictionary)]).to_pylist()
     values = np.empty(len(used), object)
-    values[: len(entries)] = [shortened(entry) for entry in entries]
-    return values[back]
+    values[: len(entries)] = [shorten(entry) for entry in entries]
+    return values[inverse]

@@ -1,4 +1,4 @@
-"""How the data of a fit was given: later data is read in the same way or refused."""
+"""The layout of the train data, by which later data is read and checked."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from onefold.types import ArrayLike, Batch
 Kind: TypeAlias = Literal["vectors", "images", "table", "named", "as given"]
 
 CHANNEL_COUNTS = (1, 3, 4)
-BATCH_BYTES = 32 * 2**20  # raw samples that are read at once
+BATCH_BYTES = 32 * 2**20  # of raw samples read at once
 DTYPES = {
     "uint8": torch.uint8,
     "float32": torch.float32,
@@ -26,18 +26,18 @@ DTYPES = {
     "bool": torch.bool,
 }
 LARGEST = torch.finfo(torch.float32).max
-MOST_NUMBERS = 2**40  # in a sample: more is no data but a trap
-MOST = 1024  # samples that are scored at once
+MOST_NUMBERS = 2**40  # in a sample; a larger shape in a file is an attack
+MOST_SAMPLES = 1024  # scored at once
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The form of the train data.
+    """Layout of the train data: kind, shapes, dtypes and value range.
 
-    Vectors [N, D] stay as they are. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. For a model of the user's own
-    (`as_given`) all but uint8 images go in as they came, integers as integers. `low` and `high` are the range of the
-    train values, which augmentations clip to.
+    Vectors [N, D] are not changed. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. A user's model (`as_given`) receives
+    everything except uint8 images unchanged, integers as integers. `low` and `high` are the range of the train values,
+    to which augmentations clip.
     """
 
     kind: Kind
@@ -48,31 +48,33 @@ class Reader:
     form: Form | None = None
 
     @classmethod
-    def learn(cls, raw: Batch, form: Form | None, *, as_given: bool = False, name: str = "x") -> "Reader":
-        """The form of raw samples; `low` and `high` are for `with_range` to set."""
+    def infer(cls, raw: Batch, form: Form | None, *, as_given: bool = False, name: str = "x") -> "Reader":
+        """Return the reader for raw samples; set `low` and `high` by `with_range`."""
         if isinstance(raw, Mapping):
             if not as_given:
-                raise InputError(f"{name} is a dict: give a model that takes it, kernel=kernels.from_model(model)")
+                raise InputError(
+                    f"{name}: a dict needs a model. Pass kernel=kernels.from_model(model) with one that accepts it."
+                )
             shapes = {key: tuple(t.shape[1:]) for key, t in raw.items()}
-            return cls("named", shapes, {key: _dtype(t, as_given=True) for key, t in raw.items()})
+            return cls("named", shapes, {key: _name_dtype(t, as_given=True) for key, t in raw.items()})
         assert isinstance(raw, Tensor)
         shape = {"x": tuple(raw.shape[1:])}
         if isinstance(form, Table):
             if as_given and any(column.kind != "number" or column.missing for column in form.columns):
                 raise InputError(
-                    f"{name} is a table with words or gaps, which no model takes as they are: encode it first"
+                    f"{name}: a table with texts or missing values is not supported with a model. Encode it first."
                 )
             kind, dtype = ("as given", "float32") if as_given else ("table", "float64")
             return cls(kind, shape, {"x": dtype}, form=form)
         if as_given and raw.dtype != torch.uint8 and raw.ndim > 1:
-            return cls("as given", shape, {"x": _dtype(raw, as_given=True)})
+            return cls("as given", shape, {"x": _name_dtype(raw, as_given=True)})
         _check_axes(raw, name)
         if not as_given:
             _check_are_images(raw, name)
-        return cls("vectors" if raw.ndim == 2 else "images", shape, {"x": _dtype(raw)}, form=form)
+        return cls("vectors" if raw.ndim == 2 else "images", shape, {"x": _name_dtype(raw)}, form=form)
 
     def with_range(self, low: float, high: float) -> "Reader":
-        """The same with the range of the train values; uint8 has its own."""
+        """Return a copy with the range of the train values; uint8 keeps 0 … 1."""
         return self if self.dtypes.get("x") == "uint8" else replace(self, low=low, high=high)
 
     def batches(
@@ -84,27 +86,29 @@ class Reader:
         *,
         ordered: bool = False,
     ) -> Iterator[Batch]:
-        """Raw, checked batches of later data, on `device`. `ordered` warns of data that comes in another order."""
+        """Yield raw, checked batches of later data on `device`. `ordered` warns if a DataLoader changes the order."""
         source = open_source(x, form=self.form, name=name)
         if ordered and isinstance(source, LoaderSource) and not source.keeps_order:
             warn(
-                f"{name}: the DataLoader shuffles or has a sampler of its own, so results come in another order than "
-                "that of its data set. Pass the data set itself, or a DataLoader with shuffle=False and no sampler."
+                f"{name}: the DataLoader shuffles or has a custom sampler, so results are not in the order of its "
+                "dataset. Pass the dataset itself, or a DataLoader with shuffle=False and no sampler."
             )
         most = self.batch_size if size is None else size
-        for given in source.batches(most):
-            for raw in batch_slices(given, most):
+        for batch in source.batches(most):
+            for raw in batch_slices(batch, most):
                 yield self.check(raw, name, device)
 
     def check(self, raw: Batch, name: str = "x", device: torch.device | None = None) -> Batch:
-        """The batch in the dtypes of the train data, or an error that says how it differs."""
+        """Return the batch in the dtypes of the train data; raise InputError if keys, shapes or dtypes differ."""
         if (self.kind == "named") != isinstance(raw, Mapping):
-            given, fitted = ("a dict", "an array") if isinstance(raw, Mapping) else ("an array", "a dict")
-            raise InputError(f"{name} is {given}, the model was fitted on {fitted}")
+            actual, expected = ("a dict", "an array") if isinstance(raw, Mapping) else ("an array", "a dict")
+            raise InputError(f"{name}: {actual}, but the model was fitted on {expected}. Pass {expected}.")
         tensors = named(raw)
         if set(tensors) != set(self.shapes):
-            raise InputError(f"{name} has {sorted(tensors)}, the model was fitted on {sorted(self.shapes)}")
-        checked = {key: self._checked(key, tensors[key], name, device) for key in self.shapes}
+            raise InputError(
+                f"{name}: keys {sorted(tensors)}, but the model was fitted on {sorted(self.shapes)}. Pass those."
+            )
+        checked = {key: self._check_tensor(key, tensors[key], name, device) for key in self.shapes}
         return checked if self.kind == "named" else checked["x"]
 
     @property
@@ -121,14 +125,14 @@ class Reader:
 
     @property
     def has_pictures(self) -> bool:
-        """Prepared samples can be augmented as images."""
+        """Whether prepared samples can be augmented as images."""
         shape = self.shapes.get("x", ())
-        given = self.kind == "as given" and self.dtypes["x"] == "float32"
-        return self.kind == "images" or (given and len(shape) == 3 and shape[0] in CHANNEL_COUNTS)
+        floats = self.kind == "as given" and self.dtypes["x"] == "float32"
+        return self.kind == "images" or (floats and len(shape) == 3 and shape[0] in CHANNEL_COUNTS)
 
     @property
     def may_be_pictures(self) -> bool:
-        """Samples that could be images if somebody says so: numbers in two or three axes."""
+        """Whether samples can be augmented as images on request: numbers with two or three axes."""
         return self.has_pictures or (
             self.kind == "as given" and len(self.shapes["x"]) == 2 and self.dtypes["x"] == "float32"
         )
@@ -140,12 +144,12 @@ class Reader:
 
     @property
     def batch_size(self) -> int:
-        """Samples to read at once, so that memory stays bounded for large ones, and what networks make of them."""
+        """Samples to read at once; bounds the memory of large samples and of their activations."""
         numbers = sum(max(1, torch.Size(shape).numel()) for shape in self.shapes.values())
-        return max(16, min(MOST, BATCH_BYTES // (32 * numbers)))
+        return max(16, min(MOST_SAMPLES, BATCH_BYTES // (32 * numbers)))
 
     def random(self, count: int) -> Batch | None:
-        """Random raw samples between the least and the greatest train value; none of whole numbers or large samples."""
+        """Return uniform raw samples within the range of the train data; None for integers or large samples."""
         total = sum(math.prod(shape) for shape in self.shapes.values())
         if "int64" in self.dtypes.values() or total > BATCH_BYTES // (8 * count):
             return None
@@ -176,14 +180,14 @@ class Reader:
         form = None if content["form"] is None else form_from_json(content["form"])
         low, high = (float(value) for value in content["range"])
         if content["kind"] not in Kind.__args__ or shapes.keys() != dtypes.keys() or not shapes:
-            raise ValueError("no reader of this kind")
+            raise ValueError("unknown kind of data, or shapes and dtypes do not match")
         reader = cls(content["kind"], shapes, dtypes, low, high, form)
         if not reader._is_consistent():
-            raise ValueError("no data has this form")
+            raise ValueError("shapes, dtypes, range and form of the data do not match")
         return reader
 
     def _is_consistent(self) -> bool:
-        """Whether `learn` could have made it: it may come from a file."""
+        """Return True if `infer` could have returned this reader; it may come from an untrusted file."""
         for shape in self.shapes.values():
             if len(shape) > 64 or min(shape, default=1) < 1 or math.prod(shape) > MOST_NUMBERS:
                 return False
@@ -205,26 +209,31 @@ class Reader:
         axes = (1,) if self.kind == "vectors" else (2, 3)
         return self.form is None and len(shape) in axes and dtype in ("uint8", "float32")
 
-    def _checked(self, key: str, tensor: Tensor, name: str, device: torch.device | None) -> Tensor:
-        what = name if key == "x" else f"{name}[{key!r}]"
+    def _check_tensor(self, key: str, tensor: Tensor, name: str, device: torch.device | None) -> Tensor:
+        label = name if key == "x" else f"{name}[{key!r}]"
         shape, dtype = self.shapes[key], self.dtypes[key]
         if tuple(tensor.shape[1:]) != shape:
-            raise InputError(f"{what} has samples of shape {tuple(tensor.shape[1:])}, the model was fitted on {shape}")
+            raise InputError(
+                f"{label}: samples of shape {tuple(tensor.shape[1:])}, but the model was fitted on {shape}. "
+                "Pass samples of that shape."
+            )
         if (tensor.dtype == torch.uint8) != (dtype == "uint8"):
-            fitted, given = (
+            expected, actual = (
                 ("uint8", str(tensor.dtype).removeprefix("torch.")) if dtype == "uint8" else ("other", "uint8")
             )
-            raise InputError(f"{what} is {given}, the model was fitted on {fitted} data: bring both to the same scale")
+            raise InputError(
+                f"{label}: dtype {actual}, but the model was fitted on {expected} data. Bring both to the same scale."
+            )
         if dtype in ("int64", "bool") and tensor.is_floating_point():
-            raise InputError(f"{what} has fractions, the model was fitted on whole numbers")
-        tensor = tensor.to(device, DTYPES[dtype])  # there first: a GPU looks for NaN much faster
+            raise InputError(f"{label}: floats, but the model was fitted on integers. Pass integers.")
+        tensor = tensor.to(device, DTYPES[dtype])  # moved first: a GPU checks for NaN much faster
         if self.kind != "table" and not torch.isfinite(tensor).all():
-            raise InputError(f"{what} has values that are NaN, infinite, or too large for float32")
+            raise InputError(f"{label}: values are NaN, infinite, or too large for float32. Remove or replace them.")
         return tensor
 
 
 class Prepare(nn.Module):
-    """Raw samples to what networks see: float32 vectors or images [N, C, H, W], or a model's own inputs."""
+    """Conversion of raw samples to network inputs: float32 vectors, images [N, C, H, W], or a model's inputs."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
@@ -235,7 +244,7 @@ class Prepare(nn.Module):
     def forward(self, raw: Any) -> Any:
         if self.encoder is not None:
             return self.encoder(raw)
-        values = map_batch(_scaled, raw)
+        values = map_batch(_scale_pixels, raw)
         if self.reader.kind != "images" or not isinstance(values, Tensor):
             return values
         if self.reader.channels_last:
@@ -243,11 +252,11 @@ class Prepare(nn.Module):
         return values.reshape(-1, *self.reader.sample_shape).contiguous()
 
 
-def _scaled(t: Tensor) -> Tensor:
+def _scale_pixels(t: Tensor) -> Tensor:
     return t.float() / 255 if t.dtype == torch.uint8 else t
 
 
-def _dtype(tensor: Tensor, *, as_given: bool = False) -> str:
+def _name_dtype(tensor: Tensor, *, as_given: bool = False) -> str:
     if tensor.dtype == torch.uint8:
         return "uint8"
     if as_given and tensor.dtype == torch.bool:
@@ -258,24 +267,28 @@ def _dtype(tensor: Tensor, *, as_given: bool = False) -> str:
 def _check_axes(raw: Tensor, name: str) -> None:
     if raw.ndim not in (2, 3, 4):
         raise InputError(
-            f"{name} has samples of shape {tuple(raw.shape[1:])}: vectors [N, D] or images [N, H, W], [N, C, H, W], "
-            "[N, H, W, C] are understood; for others give a model that takes them, kernel=kernels.from_model(model)"
+            f"{name}: samples of shape {tuple(raw.shape[1:])} are not supported. Pass vectors [N, D], images "
+            "[N, H, W], [N, C, H, W] or [N, H, W, C], or a model that accepts the samples: "
+            "kernel=kernels.from_model(model)."
         )
     if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
         raise InputError(
-            f"{name} has samples of shape {tuple(raw.shape[1:])}: if the last axis is channels, move it to the front "
-            "of each sample (numpy.moveaxis(x, -1, 1))"
+            f"{name}: samples of shape {tuple(raw.shape[1:])} have no axis of 1, 3 or 4 channels. If the last axis is "
+            "channels, move it to the front of each sample: numpy.moveaxis(x, -1, 1)."
         )
 
 
 def _check_are_images(raw: Tensor, name: str) -> None:
-    """Refuse [N, A, B] that could be time series: grey images have A = B, or are uint8 and no side counts channels."""
+    """Refuse [N, A, B] that could be time series.
+
+    Grey images have A = B, or are uint8 and no side is a number of channels.
+    """
     if raw.ndim != 3 or raw.shape[1] == raw.shape[2]:
         return
     if raw.dtype != torch.uint8 or set(raw.shape[1:]) & set(CHANNEL_COUNTS):
         raise InputError(
-            f"{name} has samples of shape {tuple(raw.shape[1:])}, which could be grey images or time series. For "
-            "images add the axis of channels, x[:, None]; for series make each sample a vector, x.reshape(len(x), -1)."
+            f"{name}: samples of shape {tuple(raw.shape[1:])} could be grey images or time series. For images add "
+            "an axis of channels, x[:, None]; for series make each sample a vector, x.reshape(len(x), -1)."
         )
 
 

@@ -1,4 +1,4 @@
-"""What every kind of data is turned into: raw samples, in order or by number."""
+"""Protocols of data sources: raw samples in order, or also by index."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
@@ -12,34 +12,34 @@ from onefold.types import Batch
 
 @runtime_checkable
 class Source(Protocol):
-    """Raw samples, nothing scaled, that may be gone through again and again."""
+    """Raw, unscaled samples that can be iterated repeatedly."""
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All samples in order, about `size` at a time."""
+        """Yield all samples in order, about `size` at a time."""
         ...
 
 
 @runtime_checkable
-class Indexed(Source, Protocol):
-    """A source whose samples are numbered."""
+class IndexedSource(Source, Protocol):
+    """Source with access to samples by index."""
 
     def __len__(self) -> int: ...
 
     def take(self, index: NDArray[np.int64]) -> Batch:
-        """The samples of these numbers, in this order; a number may come more than once."""
+        """Return the samples at these indices in this order; indices may repeat."""
         ...
 
 
-def spans(length: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """0 … length − 1 in runs of at most `size` numbers."""
-    check_size(size)
+def split_range(length: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the indices 0 … length − 1 in ranges of at most `size`."""
+    check_batch_size(size)
     for start in range(0, length, size):
         yield np.arange(start, min(start + size, length), dtype=np.int64)
 
 
 def regroup(parts: Iterable[NDArray[np.float64]], size: int) -> Iterator[NDArray[np.float64]]:
-    """The rows of `parts` in groups of exactly `size`, the last one smaller."""
-    check_size(size)
+    """Yield the rows of `parts` in groups of exactly `size`; the last one may be smaller."""
+    check_batch_size(size)
     waiting: list[NDArray[np.float64]] = []
     count = 0
     for part in parts:
@@ -54,15 +54,15 @@ def regroup(parts: Iterable[NDArray[np.float64]], size: int) -> Iterator[NDArray
         yield np.concatenate(waiting)
 
 
-def check_size(size: int) -> None:
-    """A batch has at least one sample."""
+def check_batch_size(size: int) -> None:
+    """Raise InputError for a batch size below 1."""
     if size < 1:
-        raise InputError(f"the batch size must be at least 1, not {size}")
+        raise InputError(f"batch size: {size} is too small. Use at least 1.")
 
 
 def check_index(index: NDArray[np.int64], length: int) -> None:
-    """Sample numbers are 0 … length − 1; Python's negative ones would hide mistakes."""
+    """Raise IndexError unless indices are 0 … length − 1; negative indices would hide mistakes."""
     if index.ndim != 1 or not len(index):
-        raise IndexError(f"sample numbers must be a list of at least one, not an array of shape {index.shape}")
+        raise IndexError(f"index: shape {index.shape} is not supported. Pass at least one index in one dimension.")
     if index.min() < 0 or index.max() >= length:
-        raise IndexError(f"sample numbers {index.min()} to {index.max()} were asked for, there are 0 to {length - 1}")
+        raise IndexError(f"index: {index.min()} to {index.max()} is out of range. Use 0 to {length - 1}.")

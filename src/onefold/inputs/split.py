@@ -1,4 +1,4 @@
-"""Two parts of one source, chosen at random but always alike for the same seed."""
+"""Subsets of sources: random splits, selected samples, and passes with progress."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -8,34 +8,34 @@ from numpy.typing import NDArray
 
 from onefold.core.batches import batch_length, map_batch
 from onefold.errors import InputError
-from onefold.inputs.source import Indexed, Source, check_index, spans
+from onefold.inputs.source import IndexedSource, Source, check_index, split_range
 from onefold.types import Batch
 
-Watch: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
-"""Hands on the batches of a pass as they come, and may show how far it is."""
+Tracker: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
+"""Yields the batches of a pass unchanged and may display its progress."""
 
 
 class Subset:
-    """Some samples of a source that can be read by index, or with no index all of them."""
+    """Samples of an indexed source at these indices; all samples without an index."""
 
-    def __init__(self, source: Indexed, index: NDArray[np.int64] | None, watch: Watch = iter) -> None:
-        self.source, self.index, self.watch = source, index, watch
+    def __init__(self, source: IndexedSource, index: NDArray[np.int64] | None, tracker: Tracker = iter) -> None:
+        self.source, self.index, self.tracker = source, index, tracker
 
     def __len__(self) -> int:
         return len(self.source) if self.index is None else len(self.index)
 
     def batches(self, size: int) -> Iterator[Batch]:
         if self.index is None:
-            return self.watch(self.source.batches(size))
-        return self.watch(self.take(part) for part in spans(len(self), size))
+            return self.tracker(self.source.batches(size))
+        return self.tracker(self.take(part) for part in split_range(len(self), size))
 
     def take(self, index: NDArray[np.int64]) -> Batch:
         check_index(index, len(self))
         return self.source.take(index if self.index is None else self.index[index])
 
 
-class Sifted:
-    """Some samples of a source that can only be read in order: those whose random number lies in [low, high)."""
+class RandomStreamSubset:
+    """Random subset of a sequential source: samples whose random number lies in [low, high)."""
 
     def __init__(self, source: Source, low: float, high: float, seed: int) -> None:
         self.source, self.low, self.high, self.seed = source, low, high, seed
@@ -49,18 +49,18 @@ class Sifted:
                 yield map_batch(lambda t, chosen=chosen: t[chosen], batch)
 
 
-class Picked:
-    """Given samples, by sorted position, of a source that can only be read in order, or with no index all of them."""
+class StreamSubset:
+    """Samples of a sequential source at these sorted positions; all samples without an index."""
 
-    def __init__(self, source: Source, index: NDArray[np.int64] | None, watch: Watch = iter) -> None:
-        self.source, self.index, self.watch = source, index, watch
+    def __init__(self, source: Source, index: NDArray[np.int64] | None, tracker: Tracker = iter) -> None:
+        self.source, self.index, self.tracker = source, index, tracker
 
     def batches(self, size: int) -> Iterator[Batch]:
         batches = self.source.batches(size)
-        return self.watch(batches if self.index is None else _picked(batches, self.index))
+        return self.tracker(batches if self.index is None else _select_rows(batches, self.index))
 
 
-def _picked(batches: Iterator[Batch], index: NDArray[np.int64]) -> Iterator[Batch]:
+def _select_rows(batches: Iterator[Batch], index: NDArray[np.int64]) -> Iterator[Batch]:
     start = 0
     for batch in batches:
         end = start + batch_length(batch)
@@ -70,22 +70,22 @@ def _picked(batches: Iterator[Batch], index: NDArray[np.int64]) -> Iterator[Batc
         start = end
 
 
-def picked(source: Source, index: NDArray[np.int64]) -> Source:
-    """The samples at these sorted positions."""
-    return Subset(source, index) if isinstance(source, Indexed) else Picked(source, index)
+def select(source: Source, index: NDArray[np.int64]) -> Source:
+    """Return the samples at these sorted positions as a source."""
+    return Subset(source, index) if isinstance(source, IndexedSource) else StreamSubset(source, index)
 
 
-def watched(source: Source, watch: Watch) -> Source:
-    """The same samples, every pass over them watched."""
-    return Subset(source, None, watch) if isinstance(source, Indexed) else Picked(source, None, watch)
+def track(source: Source, tracker: Tracker) -> Source:
+    """Return the same source with every pass through `tracker`."""
+    return Subset(source, None, tracker) if isinstance(source, IndexedSource) else StreamSubset(source, None, tracker)
 
 
 def split(source: Source, share: float, seed: int) -> tuple[Source, Source]:
-    """Most of the samples, and about a `share` of them that the first part does not have."""
+    """Split a source at random into most samples and a `share` of them; the same seed gives the same split."""
     if not 0 < share < 1:
-        raise InputError(f"the share to set apart must be between 0 and 1, not {share}")
-    if not isinstance(source, Indexed):
-        return Sifted(source, share, 1.0, seed), Sifted(source, 0.0, share, seed)
+        raise InputError(f"share: {share} is not supported. Use a number between 0 and 1.")
+    if not isinstance(source, IndexedSource):
+        return RandomStreamSubset(source, share, 1.0, seed), RandomStreamSubset(source, 0.0, share, seed)
     order = np.random.default_rng(seed).permutation(len(source))
     cut = round(share * len(source))
     return Subset(source, np.sort(order[cut:])), Subset(source, np.sort(order[:cut]))

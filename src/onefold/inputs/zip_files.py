@@ -1,4 +1,4 @@
-"""Zip archives of unknown origin: members are checked before they are inflated, and inflated in bounded pieces."""
+"""Safe reading of untrusted zip archives: members are checked before they are inflated."""
 
 import lzma
 import zipfile
@@ -12,15 +12,15 @@ from onefold.errors import InputError
 
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, RuntimeError)
 LARGEST_RATIO = 1032  # deflate cannot compress more than this
-SLACK = 2**10  # bytes; deflate's blocks and ends count for little
+SLACK = 2**10  # bytes for the headers of deflate blocks
 
 
 @contextmanager
-def opened_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Iterator[IO[bytes]]:
-    """Open a member for reading.
+def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Iterator[IO[bytes]]:
+    """Open a member for reading; read to its end, where its CRC is checked.
 
-    Refuse sizes that the archive cannot hold, and methods other than "stored" and "deflated": Python inflates the
-    others without a limit. The member's CRC is checked at its end, so read to the end.
+    Raise InputError for sizes that the archive cannot hold, and for compression methods other than "stored" and
+    "deflated", which Python inflates without a limit.
     """
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InputError(f"{name}: compression method {member.compress_type} is not supported. Save it with deflate.")
@@ -28,8 +28,8 @@ def opened_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) 
     archive_bytes = Path(str(archive.filename)).stat().st_size
     if member.compress_size > archive_bytes or member.file_size > ratio * member.compress_size + SLACK:
         raise InputError(
-            f"{name}: is damaged: it claims {member.file_size:,} bytes, compressed to {member.compress_size:,}, in a "
-            f"file of {archive_bytes:,}"
+            f"{name}: damaged, it claims {member.file_size:,} bytes, compressed to {member.compress_size:,}, in a "
+            f"file of {archive_bytes:,}. Save it again."
         )
     with archive.open(member) as file:
         yield file

@@ -23,7 +23,7 @@ def program(path: Path) -> Model:
     try:
         found = torch.export.load(path)
     except Exception as error:  # whatever is wrong with it
-        raise InputError(f"{path}: is no model that torch.export.save wrote ({type(error).__name__})") from None
+        raise InputError(f"{path}: not a model that torch.export.save wrote ({type(error).__name__})") from None
     finally:
         chatter.setLevel(level)
     sizes = [shape[0] for shape in _input_shapes(found) if len(shape)]
@@ -53,7 +53,7 @@ def picture_for(net: Model) -> Picture | None:
 def check_takes(path: Path, kernel: Any, source: Source, name: str) -> None:
     """A model must take the data, which is better known before all of it is read."""
     first = next(source.batches(2))
-    reader = Reader.learn(first, form_of(source), as_given=True)
+    reader = Reader.infer(first, form_of(source), as_given=True)
     batch = Prepare(reader)(reader.check(first, name))
     try:
         kernel.encode(batch)

@@ -12,7 +12,7 @@ import onefold
 from onefold.core.batches import batch_slices, map_batch
 from onefold.core.provenance import provenance
 from onefold.detectors.base import Detector
-from onefold.inputs import Column, Source, Table, picked
+from onefold.inputs import Column, Source, Table, select
 from onefold.inputs.reader import Prepare, Reader
 from onefold.report.score_page import PIXELS, ScorePage
 from onefold.types import Batch, Scores
@@ -65,7 +65,7 @@ class ShownInputs:
         if self._rows and isinstance(self._reader.form, Table):
             codes = np.concatenate(self._rows)
             columns, values = texts_of(self._reader.form, codes)
-            standout = self._reader.form.standout(codes)
+            standout = self._reader.form.deviation(codes)
             return {"columns": columns, "values": values, "standout": np.where(standout >= REMARKABLE, standout, 0.0)}
         return {}
 
@@ -104,7 +104,7 @@ def page_of(
         inputs = None
     if inputs is None:
         inputs = ShownInputs(detector, len(order))
-        for raw in detector.reader.batches(source if len(order) == len(scores) else picked(source, order)):
+        for raw in detector.reader.batches(source if len(order) == len(scores) else select(source, order)):
             inputs.add(raw)
     return ScorePage(
         title=title,

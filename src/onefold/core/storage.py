@@ -197,6 +197,17 @@ def check_like(content: Any, example: Any) -> None:
         check_like(part, example_part)
 
 
+def with_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries under names that start with `prefix` and a dot."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def under_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries whose names start with `prefix` and a dot, without it: the inverse of `with_prefix`."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
 def fingerprint(*parts: Any) -> str:
     """Return a hash of settings (JSON values) and tensors; it is equal if and only if all parts are equal."""
     digest = hashlib.sha256()

@@ -1,0 +1,117 @@
+"""Dataclasses to JSON and back, with every type and bound checked: JSON may come from an untrusted file."""
+
+import dataclasses
+import json
+import math
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onefold.errors import InputError
+
+T = TypeVar("T")
+LARGEST_INTEGER = 2**63
+MOST_ENTRIES = 2**20  # of one list or object
+LONGEST_SHOWN = 60  # characters of a wrong value in a message
+
+
+def to_json(value: Any) -> Any:
+    """Return a dataclass as JSON content; tuples become lists. NaN and infinity are refused."""
+    return json.loads(json.dumps(dataclasses.asdict(value), allow_nan=False, default=lambda number: number.item()))
+
+
+def from_json(kind: type[T], content: Any, name: str = "") -> T:
+    """Return the dataclass `kind` that `to_json` wrote.
+
+    Field types may be bool, int, float, str, Any, a Literal, a dataclass, `tuple[X, ...]`, `tuple[X, Y]`, `list[X]`,
+    `dict[str, X]`, and unions of these with None. Fields with defaults may be absent; unknown fields are refused.
+
+    Args:
+        kind: A dataclass.
+        content: JSON content.
+        name: Name of `content` in messages, such as "agent"; empty for a whole file.
+
+    Raises:
+        InputError: The content does not match the fields; the message names the field by its path, such as "agent.lr".
+    """
+    hints = get_type_hints(kind)
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    needed = {field.name for field in fields if _is_needed(field)}
+    where = name or kind.__name__
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: {_shown(content)} is not an object of settings")
+    if missing := sorted(needed - set(content)):
+        raise InputError(f"{where}: {missing[0]} is missing")
+    if unknown := sorted(set(content) - {field.name for field in fields}):
+        raise InputError(f"{where}: there is no field {_shown(unknown[0])}")
+    return kind(**{key: _value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()})
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _value_of_union([kind for kind in arguments if kind is not type(None)], value, name)
+    if origin is Literal:
+        if not any(value == choice and type(value) is type(choice) for choice in arguments):
+            raise InputError(f"{name}: {_shown(value)} is not one of {', '.join(map(str, arguments))}")
+        return value
+    if origin in (tuple, list):
+        return _sequence(origin, arguments, value, name)
+    if origin is dict:
+        if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
+            raise InputError(f"{name}: {_shown(value)} is not an object")
+        return {key: _value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value, name)  # pyright: ignore[reportArgumentType]
+    return _scalar(hint, value, name)
+
+
+def _value_of_union(kinds: list[Any], value: Any, name: str) -> Any:
+    for kind in kinds[:-1]:
+        try:
+            return _value(kind, value, name)
+        except InputError:
+            continue
+    return _value(kinds[-1], value, name)
+
+
+def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
+    if not isinstance(value, list) or len(value) > MOST_ENTRIES:
+        raise InputError(f"{name}: {_shown(value)} is not a list, such as [16, 32]")
+    kinds = arguments
+    if origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis):
+        kinds = (arguments[0],) * len(value)
+    if len(kinds) != len(value):
+        raise InputError(f"{name}: {len(value)} entries instead of {len(kinds)}")
+    return origin(_value(kind, entry, f"{name}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, value, strict=True)))
+
+
+SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a finite number"),
+    str: ((str,), "text"),
+}
+
+
+def _scalar(hint: Any, value: Any, name: str) -> Any:
+    if hint not in SCALARS:
+        raise TypeError(f"{name}: fields of type {hint} are not supported")
+    accepted, wanted = SCALARS[hint]
+    if type(value) not in accepted or (isinstance(value, float) and not math.isfinite(value)):
+        raise InputError(f"{name}: {_shown(value)} is not {wanted}")
+    if type(value) is int and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"{name}: the integer is too large")
+    return float(value) if hint is float else value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

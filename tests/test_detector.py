@@ -301,7 +301,7 @@ def test_loaders_in_another_order_warn_where_the_order_matters() -> None:
             for verb in verbs:
                 getattr(detector, verb)(loader)
         detector.score(DataLoader(Stream(data.x), 20))
-    message = "^x: the DataLoader shuffles or has a custom sampler, .* Pass the dataset itself, or a DataLoader with shuffle=False"
+    message = "^x: the DataLoader shuffles or has a custom sampler, .* or a DataLoader with shuffle=False"
     for loader in (
         shuffled,
         DataLoader(data, 20, sampler=SubsetRandomSampler(range(30))),

@@ -18,10 +18,10 @@ from torch import Generator, Tensor
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.detectors._random_features import prior_kernel, random_network
+from onefold.detectors._random_features import prior_kernel
 from onefold.distil import Architecture, TrainContexts, distillation, similarity_model
 from onefold.nn.augment import UNIFORMS
-from onefold.nn.nets import Standardise
+from onefold.nn.nets import Standardise, random_network
 from onefold.nn.train import Draws, Loss, Recipe, Training
 
 

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.detectors._random_features import prior_kernel, random_network
+from onefold.detectors._random_features import prior_kernel
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -35,7 +35,7 @@ from onefold.distil import (
 )
 from onefold.kernels import Features
 from onefold.nn.augment import UNIFORMS
-from onefold.nn.nets import Standardise
+from onefold.nn.nets import Standardise, random_network
 from onefold.nn.train import COMPILED_FROM, Recipe
 
 WARM_UP = 20  # steps: capturing and compiling happen in them

@@ -16,7 +16,7 @@ from onefold import cli
 from onefold.core.batches import check_seed
 from onefold.core.storage import fingerprint
 from onefold.data import letters
-from onefold.detectors._random_features import prior_kernel, random_network
+from onefold.detectors._random_features import prior_kernel
 from onefold.distil import Architecture, TrainContexts, contextual_limit, distillation, similarity_model
 from onefold.distil.wide import _largest_eigenvalue
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError, TrainingError
@@ -25,7 +25,7 @@ from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
 from onefold.metrics import accuracy, rank_correlation
-from onefold.nn.nets import NTKMLP, Residual, Standardise, backbone
+from onefold.nn.nets import NTKMLP, Residual, Standardise, backbone, random_network
 from onefold.nn.train import Recipe, Training
 
 SHORT = Recipe(steps=20, batch=16)

@@ -13,12 +13,12 @@ from torch._inductor import config as inductor
 import onefold
 from onefold.data import digits, letters
 from onefold.detectors import _posterior
-from onefold.detectors._random_features import prior_kernel, random_network
+from onefold.detectors._random_features import prior_kernel
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
 from onefold.kernels import empirical_ntk, from_model, last_layer
 from onefold.metrics import auroc, rank_correlation
-from onefold.nn.nets import MLP, Standardise
+from onefold.nn.nets import MLP, Standardise, random_network
 from onefold.nn.train import Recipe, Training
 from onefold.rl.agents import AGENTS, Learning
 from onefold.rl.learner import Learner

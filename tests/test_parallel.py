@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 import onefold
 from onefold.core import storage
 from onefold.detectors import CSD
-from onefold.detectors._random_features import prior_kernel, random_network
+from onefold.detectors._random_features import prior_kernel
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -36,7 +36,7 @@ from onefold.distil import (
 from onefold.distil.contexts import Contexts
 from onefold.distil.parallel import parallel_distillation, run_together
 from onefold.errors import InputError, OnefoldError, OnefoldWarning
-from onefold.nn.nets import Standardise
+from onefold.nn.nets import Standardise, random_network
 from onefold.nn.train import Recipe, Training, checkpointed
 from onefold.types import Kernel
 

@@ -22,7 +22,7 @@ from PIL import Image, ImageSequence
 
 from onefold.cli import main
 from onefold.core import storage
-from onefold.detectors._random_features import generators
+from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.report.runs_read import collect
 from onefold.rl import grid, told

@@ -12,8 +12,9 @@ from torch import nn
 from onefold.bench.sets import Images
 from onefold.core import storage
 from onefold.core.batches import pick_device
+from onefold.core.rng import generators
 from onefold.detectors._classifier import Augmentation, targets_of, train_together
-from onefold.detectors._random_features import empty_standardise, generators
+from onefold.detectors._random_features import empty_standardise
 from onefold.errors import FileError
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone, finished

@@ -14,14 +14,14 @@ from onefold.bench.classifiers import Sizes, classifier, predicted
 from onefold.bench.sets import Data, contexts, familiar
 from onefold.bench.units import METHODS, Preset, Rates, Unit
 from onefold.core.batches import pick_device
+from onefold.core.rng import generators
 from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
 from onefold.detectors._members import Predicts
-from onefold.detectors._random_features import generators, random_network
 from onefold.detectors.base import Detector, Variances
 from onefold.distil import Architecture
 from onefold.errors import InputError
 from onefold.kernels import EmpiricalNTK, from_model
-from onefold.nn.nets import Standardise
+from onefold.nn.nets import Standardise, random_network
 
 SMALL = Architecture(channels=(8,), hidden=(64,), outputs=64)
 PAPER_SIZES, SMALL_SIZES = Sizes((32, 64), (256, 256)), Sizes((8, 16), (64, 64))

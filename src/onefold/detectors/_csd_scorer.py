@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onefold.core.rng import generators
 from onefold.detectors._combined_score import Combine, Score, scored
-from onefold.detectors._random_features import FeatureMap, generators
+from onefold.detectors._random_features import FeatureMap
 from onefold.detectors.base import EXAMINED
 from onefold.distil import Similarity
 from onefold.inputs.samples import Samples

@@ -1,55 +1,20 @@
 """What every method that needs only data starts from: a random network that suits it, and checks that all share."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from onefold.core.batches import check_seed
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import TrainData
 from onefold.kernels import Features, ModelFeatures
-from onefold.nn.nets import MLP, Impala, Standardise, backbone
+from onefold.nn.nets import MLP, Impala, Prior, Standardise, random_network
 from onefold.types import FeatureKernel, Kernel
 
 CHANNELS = (32,)  # of a random network for images (paper, Table "hpsettingsood")
 KEPT = 0.5  # of what a model's encodings have in common
-
-
-def generators(seed: int, count: int) -> list[Generator]:
-    """Independent streams of random numbers from one seed."""
-    check_seed(seed)
-    return [Generator().manual_seed(int(s)) for s in np.random.SeedSequence(seed).generate_state(count)]
-
-
-def random_network(
-    shape: tuple[int, ...],
-    generator: Generator | None,
-    *,
-    channels: Sequence[int],
-    hidden: Sequence[int],
-    outputs: int = 1,
-) -> MLP | Impala:
-    """A frozen random network. For vectors it has random biases: without them, relu networks see directions only."""
-    bias_std = 1.0 if len(shape) == 1 else 0.0
-    net = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator, bias_std=bias_std)
-    return net.requires_grad_(False)
-
-
-class Prior(nn.Module):
-    """φ₀: the last hidden layer of a random network that sees standardised samples (Eq. 14)."""
-
-    def __init__(self, first: nn.Module, net: MLP | Impala) -> None:
-        super().__init__()
-        self.first, self.net = first, net
-
-    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n width"]:
-        with torch.no_grad():
-            return self.net.features(self.first(x))
 
 
 def prior_kernel(first: nn.Module, net: MLP | Impala) -> Features:

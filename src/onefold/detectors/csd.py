@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from onefold.core.arguments import check_choice, check_instance, check_number
 from onefold.core.batches import batch_length, check_seed, joined, map_batch, named, pick_device
+from onefold.core.rng import generators
 from onefold.detectors._combined_score import SCORES, Score
 from onefold.detectors._csd_scorer import AT_ONCE, CSDScorer, residuals
-from onefold.detectors._random_features import (
-    check_kernel,
-    empty_map,
-    empty_standardise,
-    feature_map,
-    generators,
-    middle,
-)
+from onefold.detectors._random_features import check_kernel, empty_map, empty_standardise, feature_map, middle
 from onefold.detectors._streaming import both_halves, update_recipe
 from onefold.detectors.base import EXAMINED, Detector, Exports, Variances, parts
 from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity

@@ -9,9 +9,10 @@ from torch import Generator, Tensor, nn
 
 from onefold.core.arguments import check_choice, check_instance, check_integer, check_sizes
 from onefold.core.batches import check_seed, pick_device
+from onefold.core.rng import generators
 from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
 from onefold.detectors._members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
-from onefold.detectors._random_features import empty_standardise, generators
+from onefold.detectors._random_features import empty_standardise
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone

@@ -9,7 +9,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_integer
 from onefold.core.batches import check_seed, pick_device
-from onefold.detectors._random_features import FeatureMap, check_kernel, empty_map, feature_map, generators
+from onefold.core.rng import generators
+from onefold.detectors._random_features import FeatureMap, check_kernel, empty_map, feature_map
 from onefold.detectors.base import Detector, Exports
 from onefold.detectors.export import copied
 from onefold.detectors.state import Fitted

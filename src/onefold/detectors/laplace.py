@@ -16,9 +16,10 @@ from torch.nn.utils import vector_to_parameters
 
 from onefold.core.arguments import check_instance, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
+from onefold.core.rng import generators
 from onefold.detectors._classifier import Augmentation, check_augmentation, targets_of, train_together
 from onefold.detectors._members import Disagreement, MembersScorer, Predicts, check_count, check_disagreement
-from onefold.detectors._random_features import empty_standardise, generators
+from onefold.detectors._random_features import empty_standardise
 from onefold.errors import MissingExtraError
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import TrainData, read_train_data

@@ -9,7 +9,8 @@ from torch import Generator, Tensor, nn
 
 from onefold.core.arguments import MAX_SIZE, check_instance, check_integer, check_sizes
 from onefold.core.batches import check_seed, named, pick_device
-from onefold.detectors._random_features import empty_standardise, generators, random_network
+from onefold.core.rng import generators
+from onefold.detectors._random_features import empty_standardise
 from onefold.detectors._streaming import both_halves, update_recipe
 from onefold.detectors.base import Detector, Exports
 from onefold.detectors.export import copied
@@ -17,7 +18,7 @@ from onefold.detectors.state import Fitted
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import Samples, read_train_data
-from onefold.nn.nets import backbone, finished
+from onefold.nn.nets import backbone, finished, random_network
 from onefold.nn.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
 

@@ -8,11 +8,12 @@ from torch import Generator, Tensor, nn
 from onefold.core import storage
 from onefold.core.arguments import check_choice, check_integer, check_number, check_path, check_sizes
 from onefold.core.batches import check_seed, named, pick_device
+from onefold.core.rng import generators
 from onefold.detectors._classifier import Augmentation, check_augmentation, targets_of
 from onefold.detectors._langevin import Dynamics
 from onefold.detectors._members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
 from onefold.detectors._posterior import Posterior, Sampler, Sampling, Schedule
-from onefold.detectors._random_features import empty_standardise, generators
+from onefold.detectors._random_features import empty_standardise
 from onefold.detectors.diagnosis import Finding
 from onefold.detectors.state import Fitted
 from onefold.inputs.reader import Reader

@@ -209,6 +209,32 @@ def backbone(
     return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
+def random_network(
+    shape: tuple[int, ...],
+    generator: Generator | None,
+    *,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int = 1,
+) -> MLP | Impala:
+    """Return a frozen random network; for vectors its biases are random, so that the length of an input matters."""
+    bias_std = 1.0 if len(shape) == 1 else 0.0
+    net = backbone(shape, channels=channels, hidden=hidden, outputs=outputs, generator=generator, bias_std=bias_std)
+    return net.requires_grad_(False)
+
+
+class Prior(nn.Module):
+    """φ₀: the last hidden layer of a random network, after `first` has standardised the samples (Eq. 14)."""
+
+    def __init__(self, first: nn.Module, net: MLP | Impala) -> None:
+        super().__init__()
+        self.first, self.net = first, net
+
+    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, "n width"]:
+        with torch.no_grad():
+            return self.net.features(self.first(x))
+
+
 def finished(net: nn.Module, device: torch.device) -> None:
     """Freeze a trained network in evaluation mode, on its device, in the memory layout that is fastest for float32."""
     layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last

@@ -19,8 +19,9 @@ from torch import Generator, Tensor, nn
 
 from onefold.core import storage
 from onefold.core.batches import check_seed, pick_device
-from onefold.detectors._random_features import Prior, generators, random_network
+from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, TrainingError
+from onefold.nn.nets import Prior, random_network
 from onefold.rl.bonus_networks import (
     CHANNELS,
     HIDDEN,

@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from onefold.detectors._random_features import Prior, random_network
 from onefold.detectors.rnd import RNDScorer
 from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
 from onefold.distil.model import apart, inner_products, unit
 from onefold.errors import InputError
 from onefold.nn.cuda_graphs import side_by_side
-from onefold.nn.nets import Standardise, backbone, trunks
+from onefold.nn.nets import Prior, Standardise, backbone, random_network, trunks
 from onefold.rl.agents import Agent, BonusForm
 from onefold.rl.views import UNIFORMS, Views, viewed
 

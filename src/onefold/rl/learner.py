@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from onefold.detectors._random_features import generators
+from onefold.core.rng import generators
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
 from onefold.rl.agents import Agent, Learning

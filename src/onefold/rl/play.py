@@ -11,7 +11,7 @@ from jaxtyping import Float32, UInt8
 
 from onefold.core import storage
 from onefold.core.batches import check_seed
-from onefold.detectors._random_features import generators
+from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, warn
 from onefold.rl.folder import LIGHT, NETWORKS
 from onefold.rl.light import unpacked

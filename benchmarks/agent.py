@@ -21,11 +21,10 @@ import torch
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.rl.agents import AGENTS, Learning
+from onefold.rl.agents import AGENTS, Learning, ReplaySettings
 from onefold.rl.doom import ACTIONS
 from onefold.rl.learner import Learner
 from onefold.rl.loop import Loop
-from onefold.rl.replay import ReplaySettings
 from onefold.rl.vector import Steps, Workers
 from onefold.rl.worlds import world
 

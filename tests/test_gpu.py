@@ -20,9 +20,8 @@ from onefold.kernels import empirical_ntk, from_model, last_layer
 from onefold.metrics import auroc, rank_correlation
 from onefold.nn.nets import MLP, Standardise, random_network
 from onefold.nn.train import Recipe, Training
-from onefold.rl.agents import AGENTS, Learning
+from onefold.rl.agents import AGENTS, Learning, ReplaySettings
 from onefold.rl.learner import Learner
-from onefold.rl.replay import ReplaySettings
 from onefold.rl.vector import Steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

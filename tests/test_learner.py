@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from onefold.rl.agents import AGENTS, Agent, Learning, LinearSchedule
+from onefold.rl.agents import AGENTS, Agent, Learning, LinearSchedule, ReplaySettings
 from onefold.rl.learner import STATISTICS, Learner
 from onefold.rl.loop import Loop
-from onefold.rl.replay import Replay, ReplaySettings
+from onefold.rl.replay import Replay
 from onefold.rl.runs import train
 from onefold.rl.settings import run_of
 from onefold.rl.small import Chain

@@ -14,7 +14,8 @@ from torch import Generator
 
 from onefold.core import storage
 from onefold.errors import InputError
-from onefold.rl.replay import Replay, ReplaySettings
+from onefold.rl.agents import ReplaySettings
+from onefold.rl.replay import Replay
 
 CPU = torch.device("cpu")
 

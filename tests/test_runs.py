@@ -26,12 +26,11 @@ from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.report.runs_read import collect
 from onefold.rl import grid, told
-from onefold.rl.agents import Agent, Learning, LinearSchedule
+from onefold.rl.agents import Agent, Learning, LinearSchedule, ReplaySettings
 from onefold.rl.folder import CHECKPOINT, EPISODES, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.light import packed
 from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
 from onefold.rl.play import Played, Player, View
-from onefold.rl.replay import ReplaySettings
 from onefold.rl.runs import Training, resume, train
 from onefold.rl.settings import Run, changed, from_plain, plain, run_of
 from onefold.rl.tasks import read_map

@@ -23,10 +23,11 @@ from onefold.cli import main
 from onefold.core import storage
 from onefold.core.signals import interruptible, terminated_as_interrupted
 from onefold.errors import FileError, InputError, OnefoldWarning
+from onefold.rl.agents import ReplaySettings
 from onefold.rl.folder import CHECKPOINT, EPISODES, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.grid import final_return
 from onefold.rl.play import Player
-from onefold.rl.replay import Replay, ReplaySettings
+from onefold.rl.replay import Replay
 from onefold.rl.runs import resume, train
 from onefold.rl.settings import run_of
 from onefold.rl.told import lasting

@@ -18,20 +18,9 @@ from onefold.detectors.state import Fitted
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import Samples, read_train_data
-from onefold.nn.nets import backbone, finished, random_network
+from onefold.nn.nets import RNDScorer, backbone, finished, random_network
 from onefold.nn.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
-
-
-class RNDScorer(nn.Module):
-    """½ mean (predictor − target)² over the outputs."""
-
-    def __init__(self, predictor: nn.Sequential, target: nn.Sequential) -> None:
-        super().__init__()
-        self.predictor, self.target = predictor, target
-
-    def forward(self, x: Any) -> Tensor:
-        return 0.5 * (self.predictor(x) - self.target(x)).float().square().mean(1)
 
 
 class RND(Detector, Exports):

@@ -1,45 +1,23 @@
 """CSD's training, put together: networks, labels, contexts and loss, for the loop in `train`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
-from onefold.core.arguments import MAX_SIZE, check_choice, check_integer, check_sizes
 from onefold.core.memory import available
 from onefold.distil.contexts import Contexts, TrainContexts
-from onefold.distil.loss import PAIRS, Pairs, loss_over
+from onefold.distil.loss import loss_over
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
 from onefold.nn.augment import UNIFORMS
 from onefold.nn.cuda_graphs import side_by_side
-from onefold.nn.nets import backbone
 from onefold.nn.train import Draws, Recipe, Training
 from onefold.types import FeatureKernel, Indexable, Kernel
 
 SLICE = 1024  # samples that go through a frozen network at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """Sizes of φ and ψ (paper, Table "hpsettingsood"); `channels` matter for images only."""
-
-    channels: tuple[int, ...] = (32,)
-    hidden: tuple[int, ...] = (256, 256)
-    outputs: int = 256
-    normalise: bool = True
-    small_init: bool = False
-    pairs: Pairs = "all"
-    """Which pairs of a minibatch the loss is over: all, or N random ones (Eq. 15 as it stands)."""
-
-    def __post_init__(self) -> None:
-        check_sizes(self.channels, "channels")
-        check_sizes(self.hidden, "hidden")
-        check_integer(self.outputs, "outputs", 1, MAX_SIZE)
-        check_choice(self.pairs, "pairs", PAIRS)
 
 
 def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
@@ -116,26 +94,6 @@ class Labels:
 
     def _prepared(self, z: Tensor) -> Tensor:
         return unit(z) if self.normalise else z.float()
-
-
-def similarity_model(
-    shape: tuple[int, ...], first: nn.Module, architecture: Architecture, generator: Generator | None
-) -> Similarity:
-    """φ and ψ for samples of this shape, each after the fixed module `first` (the standardisation)."""
-    towers = [
-        backbone(
-            shape,
-            channels=architecture.channels,
-            hidden=architecture.hidden,
-            outputs=architecture.outputs,
-            generator=generator,
-        )
-        for _ in range(2)
-    ]
-    phi, psi = (nn.Sequential(first, tower) for tower in towers)
-    return Similarity(
-        phi, psi, normalise=architecture.normalise, small_init=architecture.small_init, pairs=architecture.pairs
-    )
 
 
 def distillation(

@@ -1,13 +1,35 @@
 """The contextual regression model g(x, c) = φ(x)ᵀψ(c) of Eq. 13."""
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.distil.loss import Pairs
+from onefold.core.arguments import MAX_SIZE, check_choice, check_integer, check_sizes
+from onefold.distil.loss import PAIRS, Pairs
+from onefold.nn.nets import backbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Sizes of φ and ψ (paper, Table "hpsettingsood"); `channels` matter for images only."""
+
+    channels: tuple[int, ...] = (32,)
+    hidden: tuple[int, ...] = (256, 256)
+    outputs: int = 256
+    normalise: bool = True
+    small_init: bool = False
+    pairs: Pairs = "all"
+    """Which pairs of a minibatch the loss is over: all, or N random ones (Eq. 15 as it stands)."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self.channels, "channels")
+        check_sizes(self.hidden, "hidden")
+        check_integer(self.outputs, "outputs", 1, MAX_SIZE)
+        check_choice(self.pairs, "pairs", PAIRS)
 
 
 def inner_products(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
@@ -82,3 +104,23 @@ class Similarity(nn.Module):
 
     def _vectors(self, net: nn.Module, x: Tensor) -> Tensor:
         return unit(net(x)) if self.normalise else net(x)
+
+
+def similarity_model(
+    shape: tuple[int, ...], first: nn.Module, architecture: Architecture, generator: Generator | None
+) -> Similarity:
+    """φ and ψ for samples of this shape, each after the fixed module `first` (the standardisation)."""
+    towers = [
+        backbone(
+            shape,
+            channels=architecture.channels,
+            hidden=architecture.hidden,
+            outputs=architecture.outputs,
+            generator=generator,
+        )
+        for _ in range(2)
+    ]
+    phi, psi = (nn.Sequential(first, tower) for tower in towers)
+    return Similarity(
+        phi, psi, normalise=architecture.normalise, small_init=architecture.small_init, pairs=architecture.pairs
+    )

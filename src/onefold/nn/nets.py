@@ -235,6 +235,17 @@ class Prior(nn.Module):
             return self.net.features(self.first(x))
 
 
+class RNDScorer(nn.Module):
+    """Random network distillation (Burda et al., 2018): ½ mean (predictor − target)² over the outputs."""
+
+    def __init__(self, predictor: nn.Sequential, target: nn.Sequential) -> None:
+        super().__init__()
+        self.predictor, self.target = predictor, target
+
+    def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
+        return 0.5 * (self.predictor(x) - self.target(x)).float().square().mean(1)
+
+
 def finished(net: nn.Module, device: torch.device) -> None:
     """Freeze a trained network in evaluation mode, on its device, in the memory layout that is fastest for float32."""
     layout = torch.contiguous_format if device.type == "cuda" else torch.channels_last

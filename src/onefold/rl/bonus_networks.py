@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from onefold.detectors.rnd import RNDScorer
-from onefold.distil import Architecture, Similarity, similarity_loss, similarity_model
-from onefold.distil.model import apart, inner_products, unit
+from onefold.distil.loss import similarity_loss
+from onefold.distil.model import Architecture, Similarity, apart, inner_products, similarity_model, unit
 from onefold.errors import InputError
 from onefold.nn.cuda_graphs import side_by_side
-from onefold.nn.nets import Prior, Standardise, backbone, random_network, trunks
+from onefold.nn.nets import Prior, RNDScorer, Standardise, backbone, random_network, trunks
 from onefold.rl.agents import Agent, BonusForm
 from onefold.rl.views import UNIFORMS, Views, viewed
 

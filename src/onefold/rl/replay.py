@@ -6,7 +6,6 @@ have been overwritten. So no window ever crosses an episode's start or the write
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,34 +14,10 @@ from torch import Tensor
 
 from onefold.core.memory import available, require
 from onefold.errors import InputError
+from onefold.rl.agents import ReplaySettings
 
 GOES_ON, TERMINATED, TRUNCATED, NOTHING = 0, 1, 2, 3  # how a slot's step ended; NOTHING: no step was made from it
 SMALLEST = 1e-6  # added to every priority, so that none is forgotten
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplaySettings:
-    """Size and sampling of the replay memory (paper, Table "hpsettingsvizdoom"; α from Schmidt & Schmied, 2021)."""
-
-    capacity: int = 1_000_000
-    stack: int = 6
-    n_step: int = 10
-    discount: float = 0.997
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.stack <= 64 or not 1 <= self.n_step <= 1000:
-            raise InputError(
-                f"stacks have 1 to 64 frames and returns 1 to 1,000 steps, not {self.stack}, {self.n_step}"
-            )
-        if not 0 < self.discount <= 1 or not 0 <= self.alpha <= 1:
-            raise InputError(f"discount and alpha are between 0 and 1, not {self.discount} and {self.alpha}")
-
-    def shape(self, frame: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a stack of such frames, as networks see it."""
-        if len(frame) not in (1, 2):
-            raise InputError(f"a world is seen as vectors or as grey images, not in frames of shape {frame}")
-        return (self.stack * frame[0],) if len(frame) == 1 else (self.stack, *frame)
 
 
 class Batch(NamedTuple):

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from onefold.errors import InputError
-from onefold.rl.agents import Agent, Learning, LinearSchedule
+from onefold.rl.agents import Agent, Learning, LinearSchedule, ReplaySettings
 from onefold.rl.gym import gymnasium
-from onefold.rl.replay import ReplaySettings
 from onefold.rl.rows import Make, one_line
 
 DOOM = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}

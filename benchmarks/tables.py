@@ -15,9 +15,9 @@ from onefold.bench.cell import means
 from onefold.bench.units import ABLATION, METHODS, TABLE
 from onefold.report.seeds import Difference, difference
 from onefold.report.shift import Row, Section, Table, build
-from onefold.report.shift_files import md
-from onefold.report.shift_text import Cell, Column, difference_text, grids, lines, remarks, title_of
+from onefold.report.shift_text import Column, difference_text, grids, lines, remarks, title_of
 from onefold.report.shift_units import Collected, collect
+from onefold.report.tables import Cell, escape_markdown, markdown_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -36,12 +36,6 @@ def shift() -> tuple[Collected, Table]:
     collected = collect(RESULTS / "shift")
     assert not collected.skipped, f"damaged results: {collected.skipped}"
     return collected, build(collected.units)
-
-
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """A Markdown table; the columns after the first `words` hold numbers."""
-    found = [heads, ["---"] * words + ["---:"] * (len(heads) - words), *rows]
-    return [f"| {' | '.join(row)} |" for row in found]
 
 
 def detectors() -> list[str]:
@@ -65,7 +59,7 @@ def _auroc(method: str, name: str, kind: str = "score") -> str:
 def small() -> list[str]:
     """The two sets of few images, from the same file."""
     rows = [[method, *(_auroc(method, name) for name in SETS[2:])] for method in SMALL]
-    return grid(["method", *map(md, SETS[2:])], rows)
+    return markdown_rows(["method", *map(escape_markdown, SETS[2:])], rows)
 
 
 SMALL = (
@@ -131,7 +125,10 @@ def provenance() -> list[str]:
             f"{name}: {note}." for note in sorted({found["commit_note"] for found in made if "commit_note" in found})
         ]
     listed = ["", "What files say about their commit:", "", *(f"- {note}" for note in notes)] if notes else []
-    return [*grid(["in `results/`", "date", "commit", "machine", "torch", "command"], rows, words=6), *listed]
+    return [
+        *markdown_rows(["in `results/`", "date", "commit", "machine", "torch", "command"], rows, text_columns=6),
+        *listed,
+    ]
 
 
 def _all_of(made: Sequence[dict[str, Any]], part: str) -> str:
@@ -147,7 +144,7 @@ def toy() -> list[str]:
     note = (
         f"On the line, for {queries} queries known beforehand, the variance is off by {100 * error:.1f} % on average."
     )
-    return [*grid(["compared on the plane", "rank correlation"], rows), "", note]
+    return [*markdown_rows(["compared on the plane", "rank correlation"], rows), "", note]
 
 
 def shift_fit() -> list[str]:
@@ -159,7 +156,7 @@ def shift_fit() -> list[str]:
         [METHODS[name].title, f"{median(seconds):.1f}", str(len(seconds)), f"{longest / median(seconds):.1f} ×"]
         for name, seconds in times.items()
     ]
-    return grid(["method", "fit, s (median)", "units", f"less than {METHODS[FITTED[0]].title}"], rows)
+    return markdown_rows(["method", "fit, s (median)", "units", f"less than {METHODS[FITTED[0]].title}"], rows)
 
 
 FITTED = ("ens15", "ens3", "csd", "csd_aug", "csd_post_hoc")
@@ -173,7 +170,7 @@ def growth() -> list[str]:
         for method, parts in found["seconds"].items()
         for part, times in parts.items()
     ]
-    return grid(heads, rows)
+    return markdown_rows(heads, rows)
 
 
 def fit() -> list[str]:
@@ -190,7 +187,7 @@ def fit() -> list[str]:
         f"of a large matrix product there, would take {one['floor_ms']:.2f} ms: captured steps take {times} times that."
     )
     heads = ["contexts and loop", "step, ms", "set-up, s", "memory beyond the data, MiB", "against plain"]
-    return [*grid(heads, rows), "", note]
+    return [*markdown_rows(heads, rows), "", note]
 
 
 FIT = (("step_ms", 2), ("set_up_s", 1), ("memory_mib", 0))
@@ -202,7 +199,9 @@ def column() -> list[str]:
         [way, *(f"{times[part]:.1f}" for part in ("all_s", "set_up_s", "steps_s")), f"{times['speed_up']:.2f} ×"]
         for way, times in result("column")["times"].items()
     ]
-    return grid([f"{result('column')['seeds']} seeds", "all, s", "set-up, s", "steps, s", "against the first"], rows)
+    return markdown_rows(
+        [f"{result('column')['seeds']} seeds", "all, s", "set-up, s", "steps, s", "against the first"], rows
+    )
 
 
 def ablation() -> list[str]:
@@ -217,9 +216,15 @@ def ablation() -> list[str]:
         ]
         alone = [unit.cost["fit_s"] for of_set in own for unit in of_set if unit.alone]
         seconds = f"{median(alone):.0f}" if alone else "–"
-        rows.append([md(METHODS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)])
-    heads = [f"{md(name)}, {kind}" for name in names for kind in ("default score", "variance", "relative variance")]
-    return grid(["form of CSD", *heads, "fit, s", "seeds"], rows)
+        rows.append(
+            [escape_markdown(METHODS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)]
+        )
+    heads = [
+        f"{escape_markdown(name)}, {kind}"
+        for name in names
+        for kind in ("default score", "variance", "relative variance")
+    ]
+    return markdown_rows(["form of CSD", *heads, "fit, s", "seeds"], rows)
 
 
 KINDS = ("score", "variance", "relative")
@@ -238,7 +243,9 @@ def bonuses() -> list[str]:
             own = [run for run in found if run["bonus"] == name and run["seed"] != 100]
             if own:
                 rows.append([task.name, label, str(len(own)), *_bonus_row(own)])
-    return grid(("task", "bonus", "seeds", "β", "rate", "mean return", "last tenth", "time for the bonus"), rows, 2)
+    return markdown_rows(
+        ("task", "bonus", "seeds", "β", "rate", "mean return", "last tenth", "time for the bonus"), rows, 2
+    )
 
 
 def _bonus_row(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -265,7 +272,7 @@ def agent() -> list[str]:
         f"{found['environments']} of them, and the GPU is idle for {loop['gpu_idle_share']:.1%} of the time. Memory: "
         f"{memory['gpu_gb']:.1f} GB on the GPU, {memory['host_gb']:.1f} in the process."
     )
-    return [*grid(["form", "update, ms", "actions, ms", "set-up, s", "against eager"], rows), "", note]
+    return [*markdown_rows(["form", "update, ms", "actions, ms", "set-up, s", "against eager"], rows), "", note]
 
 
 AGENT = (("update_ms", 2), ("act_ms", 2), ("set_up_s", 1))
@@ -285,7 +292,7 @@ def environments() -> list[str]:
         for row in file.get("rows", [file])
     ]
     heads = ["cores", "environments", "one environment", "AsyncVectorEnv", "onefold", "onefold / AsyncVectorEnv"]
-    return grid(heads, rows, 0)
+    return markdown_rows(heads, rows, 0)
 
 
 ENVIRONMENTS = ("one environment", "AsyncVectorEnv", "Workers")
@@ -302,7 +309,7 @@ def stages() -> list[str]:
         for name, times in result("stages")["stages"].items()
     ]
     heads = ["stage", "fused, µs", "cuDNN, µs", "fused with gradients, µs", "cuDNN with gradients, µs"]
-    return grid([*heads, "speed-up", "speed-up with gradients"], rows)
+    return markdown_rows([*heads, "speed-up", "speed-up with gradients"], rows)
 
 
 STAGES = ("fused", "cudnn", "fused_with_gradients", "cudnn_with_gradients")
@@ -312,8 +319,8 @@ PARTS = ("", "_with_gradients")
 def data() -> list[str]:
     """How many images the units of the benchmark were fitted and tested on."""
     sizes = {unit.id: (f"{unit.train:,}", f"{unit.tested[unit.id]:,}") for unit in shift()[0].units}
-    rows = [[md(section.name), *sizes[section.name]] for section in shift()[1].sections]
-    return grid(["set", "images to learn from", "images to test on"], rows)
+    rows = [[escape_markdown(section.name), *sizes[section.name]] for section in shift()[1].sections]
+    return markdown_rows(["set", "images to learn from", "images to test on"], rows)
 
 
 def spans(seeds: Sequence[int]) -> str:
@@ -336,11 +343,11 @@ def shift_units() -> list[str]:
         seeds = [
             sorted(unit.seed for unit in collected.units if (unit.method, unit.id) == (method, name)) for name in names
         ]
-        rows.append([md(METHODS[method].title), *map(spans, seeds)])
+        rows.append([escape_markdown(METHODS[method].title), *map(spans, seeds)])
     absent = [METHODS[name].title for name in TABLE if all(unit.method != name for unit in collected.units)]
-    notes = [f"Not run yet: {'; '.join(map(md, absent))}."] if absent else []
-    notes += map(md, remarks(collected))
-    return [*grid(["seeds of", *map(md, names)], rows, 5), *(f"\n{note}" for note in notes)]
+    notes = [f"Not run yet: {'; '.join(map(escape_markdown, absent))}."] if absent else []
+    notes += map(escape_markdown, remarks(collected))
+    return [*markdown_rows(["seeds of", *map(escape_markdown, names)], rows, 5), *(f"\n{note}" for note in notes)]
 
 
 def shift_auroc() -> list[str]:
@@ -367,7 +374,7 @@ def shift_headline() -> list[str]:
             found.setdefault(row.title, []).append(_mean(row))
     order = sorted(found.items(), key=lambda item: -mean(item[1]))
     heads = ["AUROC, %", *(f"`{section.name}`" for section in sections)]
-    return grid(heads, [[title, *(f"{value:.1f}" for value in values)] for title, values in order])
+    return markdown_rows(heads, [[title, *(f"{value:.1f}" for value in values)] for title, values in order])
 
 
 def _mean(row: Row) -> float:
@@ -385,18 +392,18 @@ def _by_set(column: Column) -> list[str]:
         for row, line in zip(section.rows, lines(section, [column]), strict=True):
             found.setdefault(_key(row), {})[section.name] = line.cells[0]
             titles[_key(row)] = line.title + (", by the paper's score" if row.extra else "")
-    heads = [column.head, *(md(section.name) for section in sections[:-1]), "average"]
+    heads = [column.head, *(escape_markdown(section.name) for section in sections[:-1]), "average"]
     order = sorted(titles, key=lambda key: (not _ours(key[0]) or key[1], key[1], list(METHODS).index(key[0])))
     rows = [
         [titles[key], *(_short(found[key][s.name]) if s.name in found[key] else "–" for s in sections)] for key in order
     ]
-    return grid(heads, rows)
+    return markdown_rows(heads, rows)
 
 
 def _short(cell: Cell) -> str:
     """With one decimal for the gap, too, and broken before it if at all."""
     gap = f"{float(cell.gap.replace('−', '-')):+.1f}".replace("-", "−") if cell.gap else ""
-    return md(cell._replace(gap=gap)).replace(" ± ", FIXED)
+    return escape_markdown(cell._replace(gap=gap)).replace(" ± ", FIXED)
 
 
 def _key(row: Row) -> tuple[str, bool]:
@@ -416,7 +423,10 @@ def shift_differences() -> list[str]:
         for rival in (row for row in section.rows if not row.ours):
             both = "<br>".join(difference_text(less(ours, rival, figure)) for figure in ("auroc", "auroc_foreign"))
             cells.setdefault(f"less {rival.title}", []).append(both.replace(" (no s.e.)", "").replace(" ± ", FIXED))
-    return grid(["", *(md(section.name) for section in sections[:-1]), "average"], [[k, *v] for k, v in cells.items()])
+    return markdown_rows(
+        ["", *(escape_markdown(section.name) for section in sections[:-1]), "average"],
+        [[k, *v] for k, v in cells.items()],
+    )
 
 
 def less(ours: Row, rival: Row, figure: str) -> Difference | None:
@@ -434,25 +444,25 @@ def folded(title: str, rows: Sequence[str]) -> list[str]:
 
 
 def _section(section: Section) -> list[str]:
-    found = [line for note in section.notes for line in (md(note), "")]
+    found = [line for note in section.notes for line in (escape_markdown(note), "")]
     for part in grids(section)[:2]:
-        heads = [*map(md, part.heads)]
-        rows = [[md(cell).replace(" ± ", FIXED) for cell in cells] for _, cells in part.rows]
-        found += [*grid(heads, rows, part.words), ""]
+        heads = [*map(escape_markdown, part.heads)]
+        rows = [[escape_markdown(cell).replace(" ± ", FIXED) for cell in cells] for _, cells in part.rows]
+        found += [*markdown_rows(heads, rows, part.text_columns), ""]
     return found
 
 
 Writer = Callable[[], list[str]]
 PAGES: dict[str, tuple[Writer, ...]] = {
-    "README.md": (shift_headline,),
-    "docs/results/index.md": (provenance, data),
-    "docs/results/detection.md": (
+    "README.escape_markdown": (shift_headline,),
+    "docs/results/index.escape_markdown": (provenance, data),
+    "docs/results/detection.escape_markdown": (
         shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
         detectors, ablation, demo, toy,
     ),
-    "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
-    "docs/limits.md": (small,),
+    "docs/results/exploration.escape_markdown": (bonuses, agent, stages, environments),
+    "docs/results/cost.escape_markdown": (scoring, shift_fit, fit, column, growth),
+    "docs/limits.escape_markdown": (small,),
 }  # fmt: skip
 FOLDS = {
     "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",

@@ -1,29 +1,22 @@
 """The demo's page: one self-contained HTML file; everything it shows is escaped."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
-import jinja2
 import numpy as np
 
 from onefold.demo import Outcome, Sets
+from onefold.report.html import render_page
 from onefold.report.plots import contact_sheet, data_uri, histogram
 from onefold.report.score_page import score_axis
+from onefold.report.tables import Cell
 
 SHOWN = 24  # images on a contact sheet
 LOWER_IS_BETTER = ("FPR95", "fit", "score")
 
 
-class Cell(NamedTuple):
-    text: str
-    best: bool
-
-
 def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, chosen: str) -> str:
     """The page for these outcomes, with pictures of what the method `chosen` finds familiar and strange."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(files("onefold.report").joinpath("page.html.j2").read_text("utf-8"))
     figures = [o.figures for o in outcomes]
     metrics, strange = list(figures[0]), list(data.strange)
     count = (1 + len(strange)) * len(data.familiar.x_test)
@@ -31,7 +24,8 @@ def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, c
     means["fit"] = [o.fit_seconds for o in outcomes]
     means["score"] = [1e6 * o.score_seconds / count for o in outcomes]
     by_set = {name: [f["AUROC"][name] for f in figures] for name in strange}
-    return template.render(
+    return render_page(
+        "demo_page.html.j2",
         result=result,
         metrics=metrics,
         strange=strange,
@@ -55,7 +49,7 @@ def _rows(outcomes: Sequence[Outcome], columns: Mapping[str, Sequence[float]]) -
     for name, values in columns.items():
         texts = [f"{value:.1f}" for value in values]
         best = (min if name in LOWER_IS_BETTER else max)(map(float, texts))
-        cells[name] = [Cell(text, float(text) == best) for text in texts]
+        cells[name] = [Cell(text, best=float(text) == best) for text in texts]
     return [
         {"name": o.name, "note": o.note, "cells": [column[i] for column in cells.values()]}
         for i, o in enumerate(outcomes)

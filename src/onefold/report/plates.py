@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
 from onefold.core.storage import write_bytes
-from onefold.report.score_page import visible
+from onefold.errors import visible
 
 INK, MUTED, FAINT, PAPER = "#1d2733", "#77838f", "#e3e7ec", "#fffffe"
 # Okabe and Ito's colours, darkened until they stand out on white, and what they become on a dark page.

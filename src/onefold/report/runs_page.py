@@ -1,16 +1,12 @@
 """The page of reinforcement-learning runs: one self-contained HTML file; whatever strangers wrote is inert text."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
-from markupsafe import Markup
-
 from onefold.core.storage import write_bytes
+from onefold.errors import visible
+from onefold.report.html import render_page
 from onefold.report.plates import Picture, Plate, pictures, save
 from onefold.report.runs_maps import Maps, coverage, map_plates, places
 from onefold.report.runs_plots import curve_plates, overviews, stems_of, styles_of
@@ -28,9 +24,8 @@ from onefold.report.runs_text import (
     remarks,
     shared_grids,
 )
-from onefold.report.score_page import visible
 from onefold.report.shift_page import ORIGINS, PLOTS, Shown
-from onefold.report.shift_text import Grid
+from onefold.report.tables import TextTable
 
 ALL = "All worlds"
 
@@ -61,10 +56,10 @@ class Part(NamedTuple):
     title: str
     headline: Headline | None
     curves: list[Shown]
-    grids: list[Grid]
+    grids: list[TextTable]
     maps: ShownMaps | None = None
     inside: Sequence[Shown] = ()
-    runs: Sequence[Grid] = ()
+    runs: Sequence[TextTable] = ()
 
 
 def write(found: Found, out: Path) -> list[Path]:
@@ -132,11 +127,11 @@ def _maps(maps: Maps) -> ShownMaps:
 
 def render(found: Found, table: Table, parts: Sequence[Part]) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    style, style_hash = _inline("shift_page.css", "runs_page.css")
-    script, script_hash = _inline("shift_page.js")
     made, total = origins(table.records), len(table.records)
-    return environment.from_string(_inline("runs_page.html.j2")[0]).render(
+    return render_page(
+        "runs_page.html.j2",
+        ["report.css", "runs_page.css"],
+        ["tabs.js"],
         runs=total,
         agents=len({row.title for world in table.worlds for row in world.rows}),
         worlds=len(table.worlds),
@@ -152,14 +147,4 @@ def render(found: Found, table: Table, parts: Sequence[Part]) -> str:
         },
         skipped=found.skipped,
         plots=PLOTS,
-        style=style,
-        script=script,
-        style_hash=style_hash,
-        script_hash=script_hash,
     )
-
-
-def _inline(*names: str) -> tuple[Markup, str]:
-    """Files of ours as one text, and what a content security policy knows it by."""
-    text = "".join(files("onefold.report").joinpath(name).read_text("utf-8") for name in names)
-    return Markup(text), "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from onefold.bench.checked import LONGEST, ORIGIN
-from onefold.errors import FileError, InputError
-from onefold.report.score_page import visible
+from onefold.errors import FileError, InputError, visible
 from onefold.rl.folder import (
     EPISODE_COLUMNS,
     EPISODES,

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from onefold.bench.checked import ORIGIN
+from onefold.errors import visible
 from onefold.report.curve_stats import Interval, on_grid
 from onefold.report.runs_read import Found, Record
 from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, titles
-from onefold.report.score_page import visible
 from onefold.report.seeds import mean
-from onefold.report.shift_files import md
-from onefold.report.shift_text import NONE, Cell, Grid, number
+from onefold.report.shift_text import NONE, number
+from onefold.report.tables import Cell, TextTable, escape_markdown, markdown_table
 from onefold.rl.visits import SLICES
 from onefold.rl.worlds import has_goal
 
@@ -39,24 +39,24 @@ RUN_HEADS = [
 ]  # fmt: skip
 
 
-def grids(world: World) -> list[Grid]:
+def grids(world: World) -> list[TextTable]:
     """Of one world: how well the agents did, who beats whom, and every run."""
     found = [_agents(world), *_duels(world.duels, f"Probability of improvement in {visible(world.name)}")]
     return [*found, _runs(world)]
 
 
-def shared_grids(table: Table) -> list[Grid]:
+def shared_grids(table: Table) -> list[TextTable]:
     """Of all worlds together."""
     rows: list[tuple[str, list[str | Cell]]] = [
         ("", [visible(title), str(e.n), percent(e.mean), _ranged(e.iqm, e.interval, percent)])
         for title, e in table.shared.items()
     ]
     heads = ["Agent", "Runs", "Success %, mean", "Success %, IQM"]
-    found = [Grid("Final success over all worlds", heads, 1, rows)] if rows else []
+    found = [TextTable("Final success over all worlds", heads, 1, rows)] if rows else []
     return [*found, *_duels(table.duels, "Probability of improvement, averaged over worlds")]
 
 
-def _agents(world: World) -> Grid:
+def _agents(world: World) -> TextTable:
     rows = []
     for row in world.rows:
         cells = [visible(row.title), seeds(row), f"{row.frames:,}"]
@@ -68,7 +68,7 @@ def _agents(world: World) -> Grid:
         cells.append(NONE if speed is None else number(speed, 0))
         cells.append(NONE if seconds is None else clock(seconds))
         rows.append((kind(row), [*cells, str(replaced)]))
-    return Grid(f"Final performance in {visible(world.name)}", AGENT_HEADS, 1, rows)
+    return TextTable(f"Final performance in {visible(world.name)}", AGENT_HEADS, 1, rows)
 
 
 def _cost(row: Row) -> tuple[float | None, float | None, int]:
@@ -79,9 +79,9 @@ def _cost(row: Row) -> tuple[float | None, float | None, int]:
     return mean(speeds) if speeds else None, mean(seconds) if seconds else None, replaced
 
 
-def _runs(world: World) -> Grid:
+def _runs(world: World) -> TextTable:
     rows = [(kind(row), _run(row, record)) for row in world.rows for record in row.records]
-    return Grid(f"Every run in {visible(world.name)}", RUN_HEADS, 2, rows)
+    return TextTable(f"Every run in {visible(world.name)}", RUN_HEADS, 2, rows)
 
 
 def _run(row: Row, record: Record) -> list[Any]:
@@ -101,7 +101,7 @@ def _run(row: Row, record: Record) -> list[Any]:
     ]
 
 
-def _duels(duels: Sequence[Duel], what: str) -> list[Grid]:
+def _duels(duels: Sequence[Duel], what: str) -> list[TextTable]:
     if not duels:
         return []
     by_pair = {(duel.first, duel.second): duel for duel in duels}
@@ -111,7 +111,7 @@ def _duels(duels: Sequence[Duel], what: str) -> list[Grid]:
         found = [by_pair.get((first, second)) for second in titles]
         cells = [NONE if duel is None else _ranged(duel.probability, duel.interval, chance) for duel in found]
         rows.append(("", [visible(first), *cells]))
-    return [Grid(what, ["is better than …", *map(visible, titles)], 1, rows)]
+    return [TextTable(what, ["is better than …", *map(visible, titles)], 1, rows)]
 
 
 def remarks(found: Found, table: Table) -> list[str]:
@@ -181,14 +181,12 @@ def origins(records: Sequence[Record]) -> dict[str, dict[str, int]]:
 
 def markdown(table: Table) -> str:
     """The tables for a README."""
-    parts = ["# Runs", *map(md, RULES)]
+    parts = ["# Runs", *map(escape_markdown, RULES)]
     shared = [("All worlds", shared_grids(table))] if len(table.worlds) > 1 else []
     for title, some in [*shared, *((visible(world.name), grids(world)) for world in table.worlds)]:
-        parts.append(f"## {md(title)}")
+        parts.append(f"## {escape_markdown(title)}")
         for grid in some:
-            lines = [list(map(md, grid.heads)), ["---"] * grid.words + ["---:"] * (len(grid.heads) - grid.words)]
-            lines += [list(map(md, cells)) for _, cells in grid.rows]
-            parts += [md(grid.what), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+            parts += [escape_markdown(grid.title), "\n".join(markdown_table(grid))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,20 +1,18 @@
 """The page people look at after scoring: one self-contained HTML file in which no stranger's text can run."""
 
 import base64
-import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 from markupsafe import Markup
 
 from onefold.errors import InputError, visible
+from onefold.report.html import render_page
 
 SHEET = 2048  # pixels along a side of a sheet of thumbnails: what a phone can still decode
 PIXELS = 16_000_000  # in all sheets of one kind; larger pictures are shrunk to fit
@@ -54,26 +52,18 @@ class ScorePage:
 def render(page: ScorePage) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
     _check(page)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    style = _source("score_page.css")
-    script = _source("score_page.js") + _source("score_page_list.js")
-    return environment.from_string(_source("score_page.html.j2")).render(
+    return render_page(
+        "score_page.html.j2",
+        ["score_page.css"],
+        ["score_page.js", "score_page_list.js"],
         title=visible(page.title),
         method=visible(page.method),
         notes=[visible(note) for note in page.notes],
         about={visible(key): visible(value) for key, value in page.about.items()},
         count=len(page.scores),
         calibrated=page.threshold is not None and not np.isnan(page.threshold),
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
         data=Markup(_inert_json(_content(page))),
     )
-
-
-def _source(name: str) -> str:
-    return files("onefold.report").joinpath(name).read_text("utf-8")
 
 
 def _check(page: ScorePage) -> None:
@@ -217,8 +207,3 @@ def _inert_json(content: Mapping[str, Any]) -> str:
     """JSON in pure ASCII in which no tag can begin or end."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _hash(text: str) -> str:
-    """What a content security policy knows an inline script or style by."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,34 +1,26 @@
 """The distribution-shift table as files: Markdown, LaTeX, and JSON for scripts."""
 
 import json
-import re
 from typing import Any
 
-from onefold.report.score_page import visible
+from onefold.errors import visible
 from onefold.report.seeds import stat
 from onefold.report.shift import FIGURES, Row, Section, Table
-from onefold.report.shift_text import RULES, Cell, grids, kind, remarks, title_of
+from onefold.report.shift_text import RULES, grids, kind, remarks, title_of
 from onefold.report.shift_units import Collected, origins
+from onefold.report.tables import escape_markdown, latex_table, markdown_table
 
 
 def markdown(table: Table) -> str:
     """The tables for a README."""
-    parts = ["# Distribution shift", *(md(rule) for rule in RULES)]
+    parts = ["# Distribution shift", *(escape_markdown(rule) for rule in RULES)]
     for section in table.shown:
-        parts += [f"## {md(title_of(section))}", *(md(visible(note)) for note in section.notes)]
-        for grid in grids(section):
-            rows = [list(map(md, grid.heads)), ["---"] * grid.words + ["---:"] * (len(grid.heads) - grid.words)]
-            rows += [list(map(md, cells)) for _, cells in grid.rows]
-            parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        parts += [
+            f"## {escape_markdown(title_of(section))}",
+            *(escape_markdown(visible(note)) for note in section.notes),
+        ]
+        parts += ["\n".join(markdown_table(grid)) for grid in grids(section)]
     return "\n\n".join(parts) + "\n"
-
-
-def md(text: str | Cell) -> str:
-    if isinstance(text, Cell):
-        figure = text.mean + (f" ± {text.sd}" if text.sd else "")
-        return (f"**{figure}**" if text.best else figure) + (f" ({text.gap})" if text.gap else "")
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]|#~$!])", r"\\\1", text)
 
 
 def latex(table: Table) -> str:
@@ -37,38 +29,9 @@ def latex(table: Table) -> str:
     parts += [f"% {rule}" for rule in RULES]
     for i, section in enumerate(table.shown):
         for grid in grids(section):
-            parts += [
-                "",
-                "\\begin{table*}",
-                "  \\centering\\small",
-                f"  \\caption{{Distribution shift: {_tex(title_of(section))}. {grid.what}.}}",
-                f"  \\label{{tab:shift-{i}-{grid.what.lower()}}}",
-                f"  \\begin{{tabular}}{{{'l' * grid.words}{'r' * (len(grid.heads) - grid.words)}}}",
-                "    \\toprule",
-                f"    {' & '.join(map(_tex, grid.heads))} \\\\",
-            ]
-            before = ""
-            for group, cells in grid.rows:
-                parts += ["    \\midrule"] if group != before else []
-                before = group
-                parts.append(f"    {' & '.join(map(_tex, cells))} \\\\")
-            parts += ["    \\bottomrule", "  \\end{tabular}", "\\end{table*}"]
+            caption = f"Distribution shift: {title_of(section)}. {grid.title}."
+            parts += ["", *latex_table(grid, caption, f"tab:shift-{i}-{grid.title.lower()}")]
     return "\n".join(parts) + "\n"
-
-
-TEX = {
-    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "_": "\\_", "%": "\\%",
-    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}",
-    "|": "\\textbar{}", '"': "{\\char34}", "`": "\\textasciigrave{}", "−": "$-$", "±": "$\\pm$", "–": "--",
-    "µ": "$\\mu$", "[": "{[}",
-}  # fmt: skip
-
-
-def _tex(text: str | Cell) -> str:
-    if isinstance(text, Cell):
-        mean = f"\\textbf{{{text.mean}}}" if text.best else _tex(text.mean)
-        return mean + (f" $\\pm$ {text.sd}" if text.sd else "") + (f" ({_tex(text.gap)})" if text.gap else "")
-    return "".join(TEX.get(letter, letter) for letter in text)
 
 
 def as_json(table: Table, collected: Collected) -> dict[str, Any]:

@@ -1,19 +1,14 @@
 """The page of a distribution-shift benchmark: one self-contained HTML file; whatever strangers wrote is inert text."""
 
-import base64
-import hashlib
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-from markupsafe import Markup
-
 from onefold.bench.checked import Measured
 from onefold.core.storage import write_bytes
+from onefold.errors import visible
+from onefold.report.html import render_page
 from onefold.report.plates import Picture, Plate, pictures, save
-from onefold.report.score_page import visible
 from onefold.report.seeds import Difference
 from onefold.report.shift import TARGET_DATA, Duel, Section, Table, build
 from onefold.report.shift_files import latex, markdown
@@ -83,10 +78,11 @@ def _shown(plate: Plate) -> Shown:
 
 def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    style, script = _source("shift_page.css"), _source("shift_page.js")
     about, units = collected.about, collected.units
-    return environment.from_string(_source("shift_page.html.j2")).render(
+    return render_page(
+        "shift_page.html.j2",
+        ["report.css"],
+        ["tabs.js"],
         preset=visible(str(about["settings"].get("name", "unnamed"))[:200]),
         units=units,
         methods=len({unit.row for unit in units}),
@@ -105,10 +101,6 @@ def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) ->
         failures=collected.failures,
         skipped=collected.skipped,
         plots=PLOTS,
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
     )
 
 
@@ -197,12 +189,3 @@ def _data(known: dict[str, Any], units: Sequence[Measured]) -> list[tuple[str, s
 
 def _said(value: Any) -> str:
     return "no limit" if value is None else visible(str(value)[:200])
-
-
-def _source(name: str) -> str:
-    return files("onefold.report").joinpath(name).read_text("utf-8")
-
-
-def _hash(text: str) -> str:
-    """What a content security policy knows an inline script or style by."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onefold.report.score_page import visible
+from onefold.errors import visible
 from onefold.report.seeds import Difference, Stat
 from onefold.report.shift import Duel, Row, Section
 from onefold.report.shift_units import Collected, origins
+from onefold.report.tables import Cell, TextTable
 
 NONE = "–"
 RULES = (
@@ -41,16 +42,6 @@ COST = (
     Column("parameters", "Trained weights", 0, lower=True),
     Column("peak_mb", "Peak memory, MB", 0, lower=True),
 )
-
-
-class Cell(NamedTuple):
-    """A figure; `gap` is the distance to the paper's, `trend` says which way it points."""
-
-    mean: str
-    sd: str = ""
-    best: bool = False
-    gap: str = ""
-    trend: str = ""
 
 
 class Line(NamedTuple):
@@ -158,17 +149,7 @@ def difference_text(found: Difference | None) -> str:
     return signed(found.mean) + (" (no s.e.)" if found.se is None else f" ± {found.se:.2f}")
 
 
-class Grid(NamedTuple):
-    """A table in texts; a row has the kind of its line, and is set apart from rows of another kind."""
-
-    what: str
-    heads: list[str]
-    words: int
-    """How many columns hold words; the others hold numbers."""
-    rows: list[tuple[str, list[str | Cell]]]
-
-
-def grids(section: Section) -> list[Grid]:
+def grids(section: Section) -> list[TextTable]:
     """What there is to say of a section: how well, at what cost, and ours against each rival."""
     found = []
     for what, columns in (("Detection", MAIN), ("Cost", COST)):
@@ -177,10 +158,10 @@ def grids(section: Section) -> list[Grid]:
             for line in lines(section, columns)
             if what == "Detection" or line.kind != "paper"
         ]
-        found.append(Grid(what, ["Method", "Ranked by", "Seeds", *(column.head for column in columns)], 2, rows))
+        found.append(TextTable(what, ["Method", "Ranked by", "Seeds", *(column.head for column in columns)], 2, rows))
     rows = [(duel.ours.method, _duel(duel)) for duel in section.duels]
     heads = ["AUROC of", "less that of", "Difference", "Foreign sets only", "Seeds in common"]
-    return [*found, *([Grid("Differences", heads, 2, rows)] if rows else [])]
+    return [*found, *([TextTable("Differences", heads, 2, rows)] if rows else [])]
 
 
 def _duel(duel: Duel) -> list[str | Cell]:

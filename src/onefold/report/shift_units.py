@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from onefold.bench.checked import LONGEST, ORIGIN, Measured, measured
 from onefold.bench.results import FAILURES, LARGEST, Results
 from onefold.core.storage import read_json
-from onefold.errors import FileError, InputError
-from onefold.report.score_page import visible
+from onefold.errors import FileError, InputError, visible
 
 
 class Failure(NamedTuple):

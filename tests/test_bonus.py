@@ -319,7 +319,7 @@ def test_the_mean_of_a_share_keeps_up_and_deviations_do_not() -> None:
     for kind, memory in ((CSDBonus, 20), (LastLayerGPBonus, 20), (RNDBonus, 1000)):
         bonus = made(kind)
         bonus.update(numbers(4, 5))
-        assert bonus.scale.keep == 1 - 1 / memory
+        assert bonus.scale.decay == 1 - 1 / memory
 
 
 def test_a_reset_by_hand_begins_an_episode_whose_first_step_counts() -> None:

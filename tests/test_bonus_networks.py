@@ -11,10 +11,11 @@ from scipy import ndimage
 from torch import Generator
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.core.moments import DecayingMoments
 from onefold.distil import similarity_loss
 from onefold.nn.nets import Standardise
 from onefold.rl.agents import AGENTS, Agent
-from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, Scale, Settling, bonus_rewards
+from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, Settling, bonus_rewards
 from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
 
 STILL = Views(apply=1, perspective=0, flip=0, crop_area=(1, 1), crop_aspect=1)
@@ -74,11 +75,11 @@ def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple
 
 
 def test_the_running_scale_is_mean_and_standard_deviation() -> None:
-    scale, generator = Scale(memory=50), Generator().manual_seed(0)
+    scale, generator = DecayingMoments(memory=50), Generator().manual_seed(0)
     for _ in range(400):
         scale.update(3 + 2 * torch.randn(64, generator=generator))
     assert float(scale.std()) == pytest.approx(2, rel=0.05)
-    assert scale(torch.tensor([3.0, 5.0])).tolist() == pytest.approx([0, 1], abs=0.1)
+    assert scale.standardise(torch.tensor([3.0, 5.0])).tolist() == pytest.approx([0, 1], abs=0.1)
     for _ in range(800):
         scale.update(0.1 * torch.randn(64, generator=generator))
     assert float(scale.std()) == pytest.approx(0.1, rel=0.1)
@@ -186,12 +187,12 @@ def test_rewards_and_bonuses_stay_apart_with_a_bonus_head() -> None:
     bonuses, rewards = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0.0, 1.0, 0.0])
     agent = Agent(members=0, atoms=9, bonus="rnd", bonus_head=True, bonus_scale=0.1)
     standardised = (bonuses - 3) / bonuses.std(correction=0)
-    both = bonus_rewards(agent, Scale(), bonuses, torch.tensor(0.5), rewards)
+    both = bonus_rewards(agent, DecayingMoments(), bonuses, torch.tensor(0.5), rewards)
     torch.testing.assert_close(both, torch.stack([rewards, 0.1 * standardised]))
-    added = bonus_rewards(replace(agent, bonus_head=False), Scale(), bonuses, torch.tensor(0.5), rewards)
+    added = bonus_rewards(replace(agent, bonus_head=False), DecayingMoments(), bonuses, torch.tensor(0.5), rewards)
     torch.testing.assert_close(added, (rewards + 0.5 * 0.1 * standardised)[None])
     optimistic = Agent(members=0, atoms=9, bonus="csd", optimistic=True, bonus_form="relative")
-    plain = bonus_rewards(optimistic, Scale(), bonuses, torch.tensor(0.5), rewards)
+    plain = bonus_rewards(optimistic, DecayingMoments(), bonuses, torch.tensor(0.5), rewards)
     torch.testing.assert_close(plain, (rewards + 0.5 * bonuses)[None])  # a share has a scale of its own
 
 

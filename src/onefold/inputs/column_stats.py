@@ -7,27 +7,28 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from onefold.core.moments import Moments
 from onefold.inputs.cells import NotANumberError, to_numbers, to_texts
 
 MOST_CATEGORIES = 64
 MOST_COUNTED = 16384
 
 
-class ColumnMoments:
-    """Running mean, spread and range of a column, until a value is not a number."""
+class NumberStatistics:
+    """Mean, spread and range of a column, until a value is not a number."""
 
     def __init__(self) -> None:
         self.is_number = True
         self.missing = False
         self.infinite = False
-        self.count = 0
-        self._mean = 0.0
-        self._squares = 0.0
+        self._moments: Moments | None = None
         self._low = math.inf
         self._high = -math.inf
 
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
+        """Add a batch of values."""
         if not self.is_number:
             return
         try:
@@ -39,29 +40,25 @@ class ColumnMoments:
         self.missing |= len(present) < len(numbers)
         self.infinite |= bool(np.isinf(present).any())
         if len(present) and not self.infinite:
-            self._merge(present)
+            moments = Moments.of(torch.from_numpy(present))
+            self._moments = moments if self._moments is None else self._moments.merge(moments)
+            self._low = min(self._low, float(present.min()))
+            self._high = max(self._high, float(present.max()))
 
-    def _merge(self, numbers: np.ndarray) -> None:
-        """Merge a batch by Chan's update, which avoids cancellation for large means such as dates in seconds."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.mean(numbers)
-            squares = np.sum((numbers - mean) ** 2)
-            total = self.count + len(numbers)
-            step = mean - self._mean
-            self._mean = float(self._mean + step * (len(numbers) / total))
-            self._squares = float(self._squares + squares + step**2 * (self.count * (len(numbers) / total)))
-        self.count = total
-        self._low = min(self._low, float(numbers.min()))
-        self._high = max(self._high, float(numbers.max()))
+    @property
+    def count(self) -> int:
+        return 0 if self._moments is None else self._moments.count
 
     @property
     def centre(self) -> float:
-        return self._low if self._low == self._high else self._mean
+        assert self._moments is not None
+        return self._low if self._low == self._high else float(self._moments.mean)
 
     @property
     def scale(self) -> float:
         """Standard deviation; 1 for a constant column, non-finite if the numbers overflow."""
-        spread = math.sqrt(self._squares / self.count)
+        assert self._moments is not None
+        spread = math.sqrt(float(self._moments.variance))
         return 1.0 if self._low == self._high or spread == 0 else spread
 
 

@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 
 from onefold.core.batches import batch_length, batch_slices, batch_tensors, joined, map_batch, to_device
 from onefold.core.memory import available, human
+from onefold.core.moments import Moments
 from onefold.errors import InputError, warn
 from onefold.inputs import ArraySource, IndexedSource, NamedSource, Source, form_of, open_source
 from onefold.inputs.reader import Prepare, Reader
@@ -104,31 +105,26 @@ class TrainData(NamedTuple):
     reservoir: Reservoir
 
 
-class RunningMoments:
-    """Mean, standard deviation and range in one pass: per feature of vectors, over all pixels of images."""
+class TrainStatistics:
+    """Mean, standard deviation and range of prepared samples: per feature of vectors, over all pixels of images."""
 
     def __init__(self) -> None:
-        self.count, self.low, self.high = 0, float("inf"), float("-inf")
-        self.shift: Tensor | None = None
+        self.moments: Moments | None = None
+        self.low, self.high = float("inf"), float("-inf")
         self.vectors = True
 
     def add(self, x: Tensor) -> None:
-        rows = (x if x.ndim == 2 else x.reshape(-1, 1)).double()
+        """Add a batch."""
         self.vectors = x.ndim == 2
-        if self.shift is None:  # sums about a point near the mean avoid cancellation for large numbers
-            self.shift = rows.mean(0)
-            self.total, self.squares = torch.zeros_like(self.shift), torch.zeros_like(self.shift)
-        rows = rows - self.shift
-        self.count += len(rows)
-        self.total += rows.sum(0)
-        self.squares += rows.square().sum(0)
+        moments = Moments.of(x if self.vectors else x.reshape(-1, 1))
+        self.moments = moments if self.moments is None else self.moments.merge(moments)
         self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
 
     def standardise(self) -> Standardise:
-        assert self.shift is not None
-        mean = self.total / self.count
-        std = (self.squares / self.count - mean.square()).clamp(min=0).sqrt()
-        mean, std = (mean + self.shift).float(), std.float()
+        """Return the module that standardises later samples."""
+        if self.moments is None:
+            return Standardise(torch.zeros(1), torch.ones(1))
+        mean, std = self.moments.mean.float(), self.moments.variance.sqrt().float()
         return Standardise(mean, std) if self.vectors else Standardise(mean[0], std[0])
 
 
@@ -169,7 +165,7 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
     """Read train data once; return its reader, standardisation, reservoir and access to its samples by index."""
     source = open_source(x)
     reader = Reader.infer(_first(source), form_of(source), as_given=as_given)
-    prepare, moments, reservoir = Prepare(reader).to(device), RunningMoments(), None
+    prepare, statistics, reservoir = Prepare(reader).to(device), TrainStatistics(), None
     limit = available(device) // 4 if device.type == "cuda" else CPU_BUDGET
     if isinstance(source, ArraySource | NamedSource):
         limit = 0  # the arrays are in memory already
@@ -181,7 +177,7 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
             reservoir.add(raw)
             buffer.add(raw)
             if isinstance(raw, Tensor) and raw.dtype != torch.int64:
-                moments.add(prepare(raw.to(device)))
+                statistics.add(prepare(raw.to(device)))
     if reservoir is None or reservoir.seen < 2:
         raise InputError("x: only one sample. Pass at least 2.")
     arrays = (
@@ -197,9 +193,9 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
         samples: Samples = LazySamples(source, reader, prepare, device)
     else:
         samples = InMemorySamples(map_batch(lambda t: to_device(t, device), in_memory), prepare)
-    reader = reader.with_range(moments.low, moments.high) if moments.count else reader
-    standardise = moments.standardise().to(device) if moments.count else Standardise(torch.zeros(1), torch.ones(1))
-    return TrainData(reader, prepare, samples, standardise, reservoir)
+    if statistics.moments is not None:
+        reader = reader.with_range(statistics.low, statistics.high)
+    return TrainData(reader, prepare, samples, statistics.standardise().to(device), reservoir)
 
 
 def _first(source: Source) -> Batch:

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from onefold.errors import InputError, warn
 from onefold.inputs.cells import Chunk, NotANumberError, to_numbers, to_text, to_texts
-from onefold.inputs.column_stats import MOST_CATEGORIES, CategoryCounts, ColumnMoments
+from onefold.inputs.column_stats import MOST_CATEGORIES, CategoryCounts, NumberStatistics
 from onefold.inputs.images import SUFFIXES
 
 UNSEEN = -1.0
@@ -78,11 +78,11 @@ class Table:
         """
         if isinstance(chunks, Iterator):
             chunks = list(chunks)
-        moments: dict[str, ColumnMoments] = {}
+        moments: dict[str, NumberStatistics] = {}
         rows = 0
         for chunk in chunks:
             rows += max(map(len, chunk.values()), default=0)
-            moments = moments or {name: ColumnMoments() for name in chunk}
+            moments = moments or {name: NumberStatistics() for name in chunk}
             _check_names(chunk, set(moments), optional=set())
             for column, values in chunk.items():
                 moments[column].add(values)
@@ -95,7 +95,7 @@ class Table:
         return cls._assemble(moments, tallies, name)
 
     @classmethod
-    def _assemble(cls, moments: dict[str, ColumnMoments], tallies: dict[str, CategoryCounts], table: str) -> "Table":
+    def _assemble(cls, moments: dict[str, NumberStatistics], tallies: dict[str, CategoryCounts], table: str) -> "Table":
         columns: list[Column] = []
         unused: dict[str, str] = {}
         for name, moment in moments.items():

@@ -19,6 +19,7 @@ from torch import Generator, Tensor, nn
 
 from onefold.core import storage
 from onefold.core.batches import check_seed, pick_device
+from onefold.core.moments import DecayingMoments
 from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, TrainingError
 from onefold.nn.nets import Prior, random_network
@@ -28,7 +29,6 @@ from onefold.rl.bonus_networks import (
     OUTPUTS,
     CSDNetworks,
     RNDNetworks,
-    Scale,
     Settling,
     reset_generator,
 )
@@ -101,10 +101,10 @@ class Bonus(abc.ABC):
         if not self.normalise:
             return values
         scale = self.scale
-        if scale.empty:
+        if scale.is_empty:
             scale = self._scale().to(values.device)
             scale.update(values)
-        return scale.above(values) if self.share else scale(values)
+        return scale.centre(values) if self.share else scale.standardise(values)
 
     @final
     def update(self, observations: Observations) -> float:
@@ -162,8 +162,8 @@ class Bonus(abc.ABC):
         self._relearned({n.removeprefix("learned."): t for n, t in tensors.items() if n.startswith("learned.")})
         self._chance.set_state(tensors["chance"])
 
-    def _scale(self) -> Scale:
-        return Scale(MEMORY if self.share else LONG_MEMORY)
+    def _scale(self) -> DecayingMoments:
+        return DecayingMoments(MEMORY if self.share else LONG_MEMORY)
 
     def _settings(self) -> dict[str, Any]:
         names = ("normalise", "keys", "batch", "passes", "settle", "seed")

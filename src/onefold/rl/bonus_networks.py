@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
+from onefold.core.moments import DecayingMoments, Moments
 from onefold.distil.loss import similarity_loss
 from onefold.distil.model import Architecture, Similarity, apart, inner_products, similarity_model, unit
 from onefold.errors import InputError
@@ -242,65 +243,29 @@ class Settling(nn.Module):
 
     @torch.no_grad()
     def take(self, x: Tensor) -> None:
-        """Mean and variance of what was there and of these together (Chan et al., 1983)."""
+        """Merge the mean and variance of a batch into those so far, until `settle` observations were seen."""
         if int(self.count) >= self.settle:
             return
-        axes = [0] if x.ndim == 2 else [0, 2, 3]
-        there, new = float(self.count), float(len(x))
-        share, square = new / (there + new), (self.std.square() if there else torch.zeros_like(self.std))
-        variance, mean = torch.var_mean(x, dim=axes, correction=0)
-        shift = mean.view_as(self.mean) - self.mean
-        spread = (1 - share) * square + share * variance.view_as(self.std) + share * (1 - share) * shift.square()
-        self.mean += share * shift
-        self.std.copy_(spread.sqrt())
+        rows = x if x.ndim == 2 else x.movedim(1, -1).flatten(0, -2)  # one row per pixel
+        per_sample, size = len(rows) // len(x), self.mean.shape
+        count = int(self.count) * per_sample
+        before = Moments(count, self.mean.double().flatten(), count * self.std.double().square().flatten())
+        merged = before.merge(Moments.of(rows))
+        self.mean.copy_(merged.mean.view(size))
+        self.std.copy_(merged.variance.sqrt().view(size))
         self.count += len(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std.clamp(min=1e-6)).clamp(-5, 5)
 
 
-class Scale(nn.Module):
-    """Running mean and standard deviation: of the last `memory` minibatches, more or less."""
-
-    def __init__(self, memory: float = 1000.0) -> None:
-        super().__init__()
-        self.keep = 1 - 1 / memory
-        self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))  # float32 has too few digits for differences
-
-    @torch.no_grad()
-    def update(self, values: Float[Tensor, " n"]) -> None:
-        values = values.double()
-        now = torch.stack((torch.ones_like(values), values, values.square())).mean(1)
-        self.sums: Tensor
-        self.sums.mul_(self.keep).add_(now, alpha=1 - self.keep)
-
-    def mean(self) -> Float[Tensor, ""]:
-        """Of all values so far, the latest counting most."""
-        return self.sums[1] / self.sums[0]
-
-    def std(self) -> Float[Tensor, ""]:
-        return (self.sums[2] / self.sums[0] - self.mean().square()).clamp(min=1e-12).sqrt()
-
-    def above(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Above the mean: a bonus that is never negative would make every end of an episode a loss, the goal's too."""
-        return (values - self.mean()).to(values.dtype)
-
-    def forward(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """In standard deviations above the mean."""
-        return ((values - self.mean()) / self.std()).to(values.dtype)
-
-    @property
-    def empty(self) -> bool:
-        return bool(self.sums[0] == 0)
-
-
 @torch.no_grad()
 def bonus_rewards(
-    agent: Agent, scale: Scale, bonus: Float[Tensor, " n"], bonus_weight: Tensor, rewards: Float[Tensor, " n"]
+    agent: Agent, scale: DecayingMoments, bonus: Float[Tensor, " n"], bonus_weight: Tensor, rewards: Float[Tensor, " n"]
 ) -> Float[Tensor, "heads n"]:
     """Return rewards and scaled bonuses in two rows or, without a bonus head, their weighted sum in one."""
     scale.update(bonus)
     if agent.bonus_head:
-        return torch.stack([rewards, agent.bonus_scale * scale(bonus)])
-    scaled = bonus if agent.optimistic else agent.bonus_scale * scale(bonus)
+        return torch.stack([rewards, agent.bonus_scale * scale.standardise(bonus)])
+    scaled = bonus if agent.optimistic else agent.bonus_scale * scale.standardise(bonus)
     return (rewards + bonus_weight * scaled)[None]

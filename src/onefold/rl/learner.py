@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from onefold.core.moments import DecayingMoments
 from onefold.core.rng import generators
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
@@ -18,7 +19,6 @@ from onefold.rl.agents import Agent, Learning
 from onefold.rl.bonus_networks import (
     BonusNetworks,
     CSDNetworks,
-    Scale,
     bonus_networks,
     bonus_rewards,
     reset_generator,
@@ -72,7 +72,7 @@ class Learner:
         for module in (self.online, self.target, self.bonus):
             if module is not None and fused:
                 fuse(module, device)
-        self.scale = Scale().to(device)
+        self.scale = DecayingMoments().to(device)
         self.generator = Generator(device).manual_seed(noise.initial_seed())
         self.member = torch.zeros(environments, dtype=torch.int64, device=device)
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)

@@ -454,15 +454,15 @@ def _section(section: Section) -> list[str]:
 
 Writer = Callable[[], list[str]]
 PAGES: dict[str, tuple[Writer, ...]] = {
-    "README.escape_markdown": (shift_headline,),
-    "docs/results/index.escape_markdown": (provenance, data),
-    "docs/results/detection.escape_markdown": (
+    "README.md": (shift_headline,),
+    "docs/results/index.md": (provenance, data),
+    "docs/results/detection.md": (
         shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
         detectors, ablation, demo, toy,
     ),
-    "docs/results/exploration.escape_markdown": (bonuses, agent, stages, environments),
-    "docs/results/cost.escape_markdown": (scoring, shift_fit, fit, column, growth),
-    "docs/limits.escape_markdown": (small,),
+    "docs/results/exploration.md": (bonuses, agent, stages, environments),
+    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
+    "docs/limits.md": (small,),
 }  # fmt: skip
 FOLDS = {
     "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",

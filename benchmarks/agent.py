@@ -24,9 +24,9 @@ from onefold.core.storage import write_json
 from onefold.rl.agents import AGENTS, Learning, ReplaySettings
 from onefold.rl.doom import ACTIONS
 from onefold.rl.learner import Learner
-from onefold.rl.loop import Loop
-from onefold.rl.vector import Steps, Workers
-from onefold.rl.worlds import world
+from onefold.rl.loop import TrainingLoop
+from onefold.rl.registry import find_environment
+from onefold.rl.vector_env import Steps, WorkerVectorEnv
 
 ENVIRONMENTS = 16
 TASK = "my-way-home-sparse"
@@ -77,11 +77,11 @@ def time_loop(agent: str, learning: Learning, device: torch.device, frames: int)
     """Return frames per second of environments and learner together, and the share of time the GPU is idle."""
     on_gpu = device.type == "cuda"
     learner = make_learner(agent, learning, device, compiled=on_gpu)
-    environments = Workers(world(TASK, 5_000_000).make, ENVIRONMENTS, 0)
+    environments = WorkerVectorEnv(find_environment(TASK, 5_000_000).make, ENVIRONMENTS, 0)
     try:
         warm = learning.learning_starts + 40 * ENVIRONMENTS
         busy: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        loop = iter(Loop(learner, environments, warm + frames))
+        loop = iter(TrainingLoop(learner, environments, warm + frames))
         for moment in loop:
             if moment.frames >= warm:
                 break
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     device = pick_device("auto")
-    learning = replace(world(TASK, 5_000_000).learning, learning_starts=8000, bonus_learning_starts=8000)
+    learning = replace(find_environment(TASK, 5_000_000).learning, learning_starts=8000, bonus_learning_starts=8000)
     if options.small:
         learning = replace(
             learning, replay=ReplaySettings(capacity=20_000), batch_size=8, channels=(8, 8, 8), learning_starts=400,

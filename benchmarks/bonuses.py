@@ -23,7 +23,7 @@ import torch
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
 from onefold.rl.bonus import CSDBonus, RNDBonus
-from onefold.rl.small import Chain
+from onefold.rl.small_envs import Chain
 
 SEEDS, TUNING_SEED = range(5), 100
 BETAS = {

@@ -20,7 +20,7 @@ import torch
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
 from onefold.rl.doom import ACTIONS, MyWayHome
-from onefold.rl.vector import Workers
+from onefold.rl.vector_env import WorkerVectorEnv
 
 WARM_UP = 10  # steps of a round that are not counted
 
@@ -45,7 +45,7 @@ def rates(count: int, workers: int | None, rounds: int, seconds: float) -> dict[
     """Of so many environments at once: what each way gives, and the ratio of the last two."""
     rng = np.random.default_rng(0)
     one, theirs = make(), gymnasium.vector.AsyncVectorEnv([make] * count, context="spawn")
-    ours = Workers(make, count, 0, workers=workers)
+    ours = WorkerVectorEnv(make, count, 0, workers=workers)
     one.reset(seed=0)
     theirs.reset(seed=0)
     ours.reset()

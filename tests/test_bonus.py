@@ -16,7 +16,7 @@ from onefold.errors import FileError, InputError
 from onefold.rl import CSDBonus, IntrinsicReward, LastLayerGPBonus, RNDBonus
 from onefold.rl.bonus import KIND, check_bonus, load
 from onefold.rl.observations import form_of
-from onefold.rl.small import Chain
+from onefold.rl.small_envs import Chain
 
 CPU = torch.device("cpu")
 SMALL: dict[Any, dict[str, Any]] = {

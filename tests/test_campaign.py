@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onefold.rl.settings import changed, run_of
+from onefold.rl.settings import make_run, override_settings
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "campaign.py"
 
@@ -29,7 +29,7 @@ def test_groups_are_valid_runs_and_no_run_is_repeated(campaign: Any) -> None:
     assert len({spec.folder for spec in specs}) == len(specs)
     agents = {}
     for spec in specs:
-        run = changed(run_of(spec.agent, spec.environment, int(spec.frames), spec.seed), spec.settings)
+        run = override_settings(make_run(spec.agent, spec.environment, int(spec.frames), spec.seed), spec.settings)
         agents[spec.label or spec.agent] = run.agent
     assert agents["csd-variance"].bonus_form == "variance"
     assert agents["csd-centred"].bonus_form == "centred"

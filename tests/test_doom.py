@@ -21,8 +21,8 @@ from pids import gone, running
 
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldError
 from onefold.rl import doom, tasks
-from onefold.rl.doom import STEPS, MyWayHome, shrink
-from onefold.rl.tasks import Variant, packaged, read_map, walls, write_scenario
+from onefold.rl.doom import STEPS, MyWayHome, downscale
+from onefold.rl.tasks import Variant, packaged_map, read_map, walls, write_scenario
 
 # Where the scripted player walks, spot after spot, to the goal.
 WAY = [11, 16, 17, 18, 22, 23, 24, 25, 26]
@@ -154,7 +154,7 @@ def test_a_picture_for_the_eye(env: MyWayHome) -> None:
     picture = env.render()
     assert picture is not None
     assert picture.shape == (120, 160, 3)
-    assert (shrink(picture[:, :, 1]) == frame).all()
+    assert (downscale(picture[:, :, 1]) == frame).all()
     assert len(np.unique(frame)) > 20
     with pytest.raises(InputError, match="render_mode"):
         MyWayHome(render_mode="human")
@@ -181,15 +181,15 @@ def area_average(screen: np.ndarray) -> np.ndarray:
 
 @given(arrays(np.uint8, (120, 160), elements=st.integers(0, 255), fill=st.integers(0, 255)))
 def test_shrink_is_the_area_average(screen: np.ndarray) -> None:
-    assert (shrink(screen) == np.rint(area_average(screen))).all()
+    assert (downscale(screen) == np.rint(area_average(screen))).all()
 
 
 def test_shrink_of_noise() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         screen = rng.integers(256, size=(120, 160), dtype=np.uint8)
-        assert (shrink(screen) == np.rint(area_average(screen))).all()
-    assert (shrink(np.full((120, 160), 255, np.uint8)) == 255).all()
+        assert (downscale(screen) == np.rint(area_average(screen))).all()
+    assert (downscale(np.full((120, 160), 255, np.uint8)) == 255).all()
 
 
 def test_the_map() -> None:
@@ -207,7 +207,7 @@ def test_the_map() -> None:
 
 
 def test_only_the_start_differs(tmp_path: Path) -> None:
-    original = packaged().read_bytes()
+    original = packaged_map().read_bytes()
     assert write_scenario("dense", tmp_path).read_bytes() == original
     changed = set()
     for variant in ("sparse", "very_sparse"):
@@ -224,7 +224,7 @@ def test_only_the_start_differs(tmp_path: Path) -> None:
 
 
 def test_damaged_maps_are_refused(tmp_path: Path) -> None:
-    content, path = packaged().read_bytes(), tmp_path / "map.wad"
+    content, path = packaged_map().read_bytes(), tmp_path / "map.wad"
     rng = np.random.default_rng(0)
     damaged = [b"", content[:-1], content + b"\0", content[: len(content) // 2], bytes(len(content)), b"PWAD"]
     places = [*rng.integers(len(content), size=200), *range(16)]
@@ -249,7 +249,7 @@ def test_unknown_variants_are_refused() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vizdoom", None)
-    for use in (MyWayHome, packaged):
+    for use in (MyWayHome, packaged_map):
         with pytest.raises(MissingExtraError, match=r"pip install 'onefold\[rl\]'"):
             use()
     code = "import sys; sys.modules['gymnasium'] = None; import onefold.rl.doom"
@@ -270,7 +270,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_game_that_does_not_start(
     script: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configured, engine = doom._configured, tmp_path / "engine"
+    configured, engine = doom._configure_game, tmp_path / "engine"
     if script is not None:
         engine.write_text(script)
         engine.chmod(0o700)
@@ -280,7 +280,7 @@ def test_a_game_that_does_not_start(
         game.set_vizdoom_path(str(engine))
         return game
 
-    monkeypatch.setattr(doom, "_configured", broken)
+    monkeypatch.setattr(doom, "_configure_game", broken)
     with pytest.raises(OnefoldError, match=f"the game does not start .*{reason}") as caught:
         MyWayHome().reset(seed=0)
     assert "\n" not in str(caught.value)

@@ -22,7 +22,7 @@ from onefold.nn.nets import MLP, Standardise, random_network
 from onefold.nn.train import Recipe, Training
 from onefold.rl.agents import AGENTS, Learning, ReplaySettings
 from onefold.rl.learner import Learner
-from onefold.rl.vector import Steps
+from onefold.rl.vector_env import Steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

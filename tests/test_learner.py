@@ -17,12 +17,12 @@ from torch import Generator, Tensor
 
 from onefold.rl.agents import AGENTS, Agent, Learning, LinearSchedule, ReplaySettings
 from onefold.rl.learner import STATISTICS, Learner
-from onefold.rl.loop import Loop
+from onefold.rl.loop import TrainingLoop
 from onefold.rl.replay import Replay
 from onefold.rl.runs import train
-from onefold.rl.settings import run_of
-from onefold.rl.small import Chain
-from onefold.rl.vector import Local, Steps
+from onefold.rl.settings import make_run
+from onefold.rl.small_envs import Chain
+from onefold.rl.vector_env import LocalVectorEnv, Steps
 
 SIDE, ENVIRONMENTS, ACTIONS, BATCH = 9, 4, 3, 16
 LEARNING = Learning(
@@ -269,15 +269,15 @@ def test_actions_are_the_best_but_for_the_share_of_chance(epsilon: float) -> Non
 
 
 def test_targets_are_copied_when_it_is_time() -> None:
-    run = run_of("dqn", "chain-5", 900, 0)
+    run = make_run("dqn", "chain-5", 900, 0)
     learning = replace(run.learning, learning_starts=100, target_period=120, batch_size=8)
-    worlds = Local(lambda _: Chain(5), 4, 0)
+    worlds = LocalVectorEnv(lambda _: Chain(5), 4, 0)
     mind = Learner(
         run.agent, learning, environments=4, frame=worlds.frame, dtype=torch.float32, actions=worlds.actions, seed=0,
         device=torch.device("cpu"),
     )  # fmt: skip
     copied, last = [], None
-    for moment in Loop(mind, worlds, 900):
+    for moment in TrainingLoop(mind, worlds, 900):
         now = [parameter.clone() for parameter in mind.target.parameters()]
         if last is not None and not all(map(torch.equal, now, last)):
             assert all(map(torch.equal, now, mind.online.parameters()))
@@ -292,7 +292,7 @@ def test_a_run_that_ended_leaves_no_memory_behind(tmp_path: Any) -> None:
     gc.disable()
     try:
         for seed in (0, 1):
-            for _ in train(run_of("csd", "chain-8", 600, seed), tmp_path / str(seed), device="cpu"):
+            for _ in train(make_run("csd", "chain-8", 600, seed), tmp_path / str(seed), device="cpu"):
                 pass
         assert not any(type(each) is Replay for each in gc.get_objects())
     finally:

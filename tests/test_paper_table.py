@@ -11,7 +11,7 @@ from torch import Generator
 from onefold.rl.agents import AGENTS
 from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, bonus_networks
 from onefold.rl.doom import LIVING_COST, SIDE, STACK, STEPS, MyWayHome
-from onefold.rl.settings import plain, run_of
+from onefold.rl.settings import make_run, plain
 from onefold.rl.views import Views
 
 MY_WAY_HOME = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
@@ -56,7 +56,7 @@ TABLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("environment", MY_WAY_HOME)
 @pytest.mark.parametrize("agent", TABLE)
 def test_agents_have_the_settings_of_the_paper(agent: str, environment: str) -> None:
-    settings = plain(run_of(agent, environment, 3_000_000, 7))
+    settings = plain(make_run(agent, environment, 3_000_000, 7))
     assert settings == {
         "name": agent, "environment": environment, "frames": 3_000_000, "seed": 7, "num_envs": 16,
         "agent": DEFAULTS | TABLE[agent], "learning": LEARNING,

@@ -89,10 +89,10 @@ def test_every_promise_about_files_is_held_by_a_test_that_exists() -> None:
 
 def test_a_run_cannot_name_a_module_to_import() -> None:
     """Gymnasium would import what stands before the colon; a run's folder can come from a stranger."""
-    worlds = pytest.importorskip("onefold.rl.worlds", exc_type=ImportError)
+    registry = pytest.importorskip("onefold.rl.registry", exc_type=ImportError)
     for name in ("antigravity:CartPole-v1", "antigravity:Any-v0"):
         with pytest.raises(onefold.OnefoldError, match="there is no environment"):
-            worlds.world(name, 1000)
+            registry.find_environment(name, 1000)
     assert "antigravity" not in sys.modules
 
 

@@ -25,18 +25,27 @@ from onefold.core import storage
 from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
 from onefold.report.runs_read import collect
-from onefold.rl import grid, told
+from onefold.rl import console, grid
 from onefold.rl.agents import Agent, Learning, LinearSchedule, ReplaySettings
-from onefold.rl.folder import CHECKPOINT, EPISODES, KIND, LIGHT, NETWORKS, PROGRESS, SETTINGS, Folder
 from onefold.rl.light import packed
-from onefold.rl.movie import GOAL, PLAYER, WAY, Movie
-from onefold.rl.play import Played, Player, View
-from onefold.rl.runs import Training, resume, train
-from onefold.rl.settings import Run, changed, from_plain, plain, run_of
+from onefold.rl.play import GameView, Player, Rollout
+from onefold.rl.run_folder import (
+    CHECKPOINT,
+    CHECKPOINT_KIND,
+    EPISODES,
+    NETWORKS,
+    NETWORKS_KIND,
+    PROGRESS,
+    SETTINGS,
+    RunFolder,
+)
+from onefold.rl.runs import TrainingRun, resume, train
+from onefold.rl.settings import Run, from_plain, make_run, override_settings, plain
 from onefold.rl.tasks import read_map
 from onefold.rl.td import QNetwork
-from onefold.rl.vector import Local
-from onefold.rl.visits import Visits
+from onefold.rl.vector_env import LocalVectorEnv
+from onefold.rl.video import GOAL, PLAYER, WAY, VideoFile
+from onefold.rl.visit_counts import VisitCounts
 
 AGENTS = ["dqn", "bdqn", "rnd", "ids", "csd"]
 QUICK = ("ids", "csd")  # they have all the parts between them
@@ -53,21 +62,21 @@ def left(folder: Path) -> dict[str, Any]:
     """What a run leaves that does not depend on the clock."""
     progress = [
         {name: value for name, value in row.items() if name not in ("seconds", "frames_per_second")}
-        for row in Folder(folder).rows("progress.csv")
+        for row in RunFolder(folder).read_table("progress.csv")
     ]
-    networks = {name: t.tolist() for name, t in storage.load(folder / NETWORKS, LIGHT)[0].items()}
+    networks = {name: t.tolist() for name, t in storage.load(folder / NETWORKS, NETWORKS_KIND)[0].items()}
     texts = {name: (folder / name).read_text() for name in ("episodes.csv", "visits.json")}
     return {"progress": progress, "networks": networks, **texts}
 
 
 @pytest.mark.parametrize("agent", [pytest.param(a, marks=() if a in QUICK else pytest.mark.slow) for a in AGENTS])
 def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> None:
-    run = run_of(agent, "chain-8", 900, 3)
-    until(train(run, tmp_path / "whole", device="cpu", every=200))
-    until(train(run, tmp_path / "parts", device="cpu", every=200), 100)  # before the first interval is over
-    until(resume(tmp_path / "parts", device="cpu", every=200), 700)
-    until(resume(tmp_path / "parts", device="cpu", every=200), 810)
-    until(resume(tmp_path / "parts", device="cpu", every=200))
+    run = make_run(agent, "chain-8", 900, 3)
+    until(train(run, tmp_path / "whole", device="cpu", checkpoint_every=200))
+    until(train(run, tmp_path / "parts", device="cpu", checkpoint_every=200), 100)  # before the first interval is over
+    until(resume(tmp_path / "parts", device="cpu", checkpoint_every=200), 700)
+    until(resume(tmp_path / "parts", device="cpu", checkpoint_every=200), 810)
+    until(resume(tmp_path / "parts", device="cpu", checkpoint_every=200))
     whole, parts = left(tmp_path / "whole"), left(tmp_path / "parts")
     assert whole == parts
     assert len(whole["progress"]) > 100
@@ -77,15 +86,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(agent: str, tmp_path: Path) -> N
 
 def test_a_run_goes_on_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers of a GPU have another state, and replaced workers are counted on."""
-    run = run_of("dqn", "chain-8", 900, 3)
-    monkeypatch.setattr(Local, "replaced", 2, raising=False)
-    until(train(run, tmp_path, device="cpu", every=200), 500)
-    until(resume(tmp_path, device="cpu", every=200), 700)
-    until(resume(tmp_path, device="cpu", every=200))
-    assert [int(row["worker_restarts"]) for row in Folder(tmp_path).rows(PROGRESS)][-1] == 6
-    tensors, header = storage.load(tmp_path / CHECKPOINT, KIND)
+    run = make_run("dqn", "chain-8", 900, 3)
+    monkeypatch.setattr(LocalVectorEnv, "replaced", 2, raising=False)
+    until(train(run, tmp_path, device="cpu", checkpoint_every=200), 500)
+    until(resume(tmp_path, device="cpu", checkpoint_every=200), 700)
+    until(resume(tmp_path, device="cpu", checkpoint_every=200))
+    assert [int(row["worker_restarts"]) for row in RunFolder(tmp_path).read_table(PROGRESS)][-1] == 6
+    tensors, header = storage.load(tmp_path / CHECKPOINT, CHECKPOINT_KIND)
     storage.save(
-        tmp_path / CHECKPOINT, KIND, tensors | {"learner.generator": torch.zeros(16, dtype=torch.uint8)}, header
+        tmp_path / CHECKPOINT,
+        CHECKPOINT_KIND,
+        tensors | {"learner.generator": torch.zeros(16, dtype=torch.uint8)},
+        header,
     )
     with pytest.raises(FileError, match=r"cannot resume a GPU run on the CPU \(or the reverse\)"):
         until(resume(tmp_path, device="cpu"))
@@ -94,26 +106,26 @@ def test_a_run_goes_on_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("agent", QUICK)
 def test_a_finished_run_that_is_trained_longer_is_the_long_one(agent: str, tmp_path: Path) -> None:
     """If its schedules have the lengths of the long run's. It is stopped on the way, too."""
-    run = run_of(agent, "chain-8", 1400, 3)
-    until(train(run, tmp_path / "long", device="cpu", every=10**6))
-    until(train(replace(run, frames=700), tmp_path / "run", device="cpu", every=10**6))
-    assert Folder(tmp_path / "run").trained() == 700
-    until(resume(tmp_path / "run", frames=1400, device="cpu", every=100), 1030)
-    assert Folder(tmp_path / "run").run() == run
+    run = make_run(agent, "chain-8", 1400, 3)
+    until(train(run, tmp_path / "long", device="cpu", checkpoint_every=10**6))
+    until(train(replace(run, frames=700), tmp_path / "run", device="cpu", checkpoint_every=10**6))
+    assert RunFolder(tmp_path / "run").trained_frames() == 700
+    until(resume(tmp_path / "run", frames=1400, device="cpu", checkpoint_every=100), 1030)
+    assert RunFolder(tmp_path / "run").read_run() == run
     until(resume(tmp_path / "run", device="cpu"))
     assert left(tmp_path / "run") == left(tmp_path / "long")
-    assert Folder(tmp_path / "run").trained() == 1400
+    assert RunFolder(tmp_path / "run").trained_frames() == 1400
 
 
 def test_a_run_that_is_killed_as_it_is_lengthened_goes_on(tmp_path: Path) -> None:
     """Its settings are written before its checkpoint. A checkpoint of a longer run is of another one."""
-    run = run_of("dqn", "chain-8", 600, 3)
+    run = make_run("dqn", "chain-8", 600, 3)
     until(train(run, tmp_path, device="cpu"))
-    Folder(tmp_path).lengthen(replace(run, frames=1000))
+    RunFolder(tmp_path).update_settings(replace(run, frames=1000))
     assert {"onefold", "commit", "format"} <= set(json.loads((tmp_path / SETTINGS).read_text()))
     until(resume(tmp_path, device="cpu"))
-    assert Folder(tmp_path).trained() == 1000
-    Folder(tmp_path).lengthen(run)
+    assert RunFolder(tmp_path).trained_frames() == 1000
+    RunFolder(tmp_path).update_settings(run)
     with pytest.raises(FileError, match="belongs to a run with other settings"):
         until(resume(tmp_path, device="cpu"))
 
@@ -121,25 +133,25 @@ def test_a_run_that_is_killed_as_it_is_lengthened_goes_on(tmp_path: Path) -> Non
 def test_a_longer_run_is_asked_for_by_its_frames(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, epsilon = copied(done, tmp_path / "run"), Folder(done).run().learning.epsilon
+    run, epsilon = copied(done, tmp_path / "run"), RunFolder(done).read_run().learning.epsilon
     assert main(["rl", "resume", str(run), "--frames", "500"]) == 2
     assert capsys.readouterr().err == ("onefold: frames: the run has 600 (got 500). Give more to train it longer.\n")
     assert main(["rl", "resume", str(run), "--frames", "600"]) == 0
     assert "has been trained to its end before; --frames trains it longer" in capsys.readouterr().out
     assert main(["rl", "resume", str(run), "--frames", "8e2", "--device", "cpu"]) == 0
-    assert (Folder(run).run().frames, Folder(run).trained()) == (800, 800)
-    assert Folder(run).run().learning.epsilon == epsilon  # whose length was a tenth of 600 frames
+    assert (RunFolder(run).read_run().frames, RunFolder(run).trained_frames()) == (800, 800)
+    assert RunFolder(run).read_run().learning.epsilon == epsilon  # whose length was a tenth of 600 frames
     (run / CHECKPOINT).unlink()
     assert main(["rl", "resume", str(run), "--frames", "1000"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith("run: there is no checkpoint in it to go on from")
-    assert Folder(run).run().frames == 800
+    assert RunFolder(run).read_run().frames == 800
 
 
 @pytest.mark.parametrize(("before", "after"), [(900, 900), (900, 2700), (10, 20), (1000, 1500), (7, 1000)])
 def test_visits_of_a_lengthened_run_are_where_they_belong(before: int, after: int) -> None:
     """Each in the slice of its frame; where a slice of the shorter run lies in two, in the later one."""
-    short, whole, longer = (Visits("chain-8", frames) for frames in (before, after, after))
+    short, whole, longer = (VisitCounts("chain-8", frames) for frames in (before, after, after))
     for frame in range(1, before + 1):
         place = np.array([[frame % 8, 0.0]], np.float32)
         short.add(frame, place)
@@ -152,8 +164,8 @@ def test_visits_of_a_lengthened_run_are_where_they_belong(before: int, after: in
 
 
 def test_learning_begins_once_there_is_something_to_learn_from(tmp_path: Path) -> None:
-    until(train(run_of("csd", "chain-8", 1600, 0, 200), tmp_path, device="cpu"))
-    losses = [float(row["loss"]) for row in Folder(tmp_path).rows(PROGRESS)]
+    until(train(make_run("csd", "chain-8", 1600, 0, 200), tmp_path, device="cpu"))
+    losses = [float(row["loss"]) for row in RunFolder(tmp_path).read_table(PROGRESS)]
     assert losses[:3] == [0.0] * 3
     assert all(loss > 0 for loss in losses[-3:])
 
@@ -164,20 +176,20 @@ def test_games_go_on_exactly(tmp_path: Path) -> None:
         replay=ReplaySettings(capacity=400, stack=3, n_step=3), batch_size=4, channels=(4, 4), hidden=8,
         learning_starts=120, bonus_learning_starts=160, target_period=40,
     )  # fmt: skip
-    run = replace(run_of("dqn", "my-way-home-sparse", 240, 0, 2), learning=learning)
-    until(train(run, tmp_path / "whole", device="cpu", workers=1, every=60))
-    until(train(run, tmp_path / "parts", device="cpu", workers=1, every=60), 200)
-    until(resume(tmp_path / "parts", device="cpu", workers=1, every=60))
+    run = replace(make_run("dqn", "my-way-home-sparse", 240, 0, 2), learning=learning)
+    until(train(run, tmp_path / "whole", device="cpu", workers=1, checkpoint_every=60))
+    until(train(run, tmp_path / "parts", device="cpu", workers=1, checkpoint_every=60), 200)
+    until(resume(tmp_path / "parts", device="cpu", workers=1, checkpoint_every=60))
     whole = left(tmp_path / "whole")
     assert whole == left(tmp_path / "parts")
     assert len(whole["progress"]) == 120
 
 
-def walked(steps: int, reached: bool) -> Played:
+def walked(steps: int, reached: bool) -> Rollout:
     """From the sparse task's start to the goal as the crow flies, eyes to the north; screens brighten on the way."""
     places = np.linspace(read_map().spots[10], read_map().goal, steps + 1).astype(np.float32)
     screens = [np.full((120, 160), 40 + 200 * i // steps, np.uint8) for i in range(steps + 1)]
-    return Played(steps, 0.0, reached, [View(*view, 90.0) for view in zip(screens, places, strict=True)])
+    return Rollout(steps, 0.0, reached, [GameView(*view, 90.0) for view in zip(screens, places, strict=True)])
 
 
 def painted(picture: np.ndarray, colour: tuple[int, int, int]) -> list[tuple[int, int]]:
@@ -196,7 +208,7 @@ def said(picture: np.ndarray) -> bool:
 def test_a_gif_goes_at_the_games_pace_and_holds_the_end(steps: int, reached: bool, tmp_path: Path) -> None:
     """A frame lasts two of the game's, which has 35 a second, in GIF's steps; the last is the episode's last."""
     played = walked(steps, reached)
-    Movie(tmp_path / "play.gif").write(played)
+    VideoFile(tmp_path / "play.gif").write(played)
     with Image.open(tmp_path / "play.gif") as file:
         frames = [(frame.info["duration"], np.asarray(frame.convert("RGB"))) for frame in ImageSequence.Iterator(file)]
     assert [duration for duration, _ in frames] == [60] * 10 + [1000]
@@ -215,7 +227,7 @@ def test_the_map_shows_the_way_the_player_and_the_goal(kind: str, tmp_path: Path
     low, high = walls.reshape(-1, 2).min(0), walls.reshape(-1, 2).max(0)
     played = walked(40, False)
     played = played._replace(views=played.views[:21])
-    Movie(tmp_path / f"play{kind}").write(played)
+    VideoFile(tmp_path / f"play{kind}").write(played)
     with av.open(str(tmp_path / f"play{kind}")) as file:
         picture = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)][-1]
 
@@ -242,7 +254,7 @@ def test_the_map_shows_the_way_the_player_and_the_goal(kind: str, tmp_path: Path
 def test_a_movie_is_played_back_at_the_games_own_pace(tmp_path: Path) -> None:
     """MP4, read back by another program of its kind: that many frames, so long, and what they showed."""
     played = walked(39, True)
-    Movie(tmp_path / "new" / "play.mp4").write(played)
+    VideoFile(tmp_path / "new" / "play.mp4").write(played)
     with av.open(str(tmp_path / "new" / "play.mp4")) as file:
         stream = file.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
@@ -261,11 +273,11 @@ def test_a_movie_that_cannot_be_written_is_refused_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match=r"play.avi: a movie's name ends in .gif or .mp4$"):
-        Movie(tmp_path / "play.avi")
+        VideoFile(tmp_path / "play.avi")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'onefold\[video\]'"):
-        Movie(tmp_path / "play.mp4")
-    Movie(tmp_path / "play.gif")
+        VideoFile(tmp_path / "play.mp4")
+    VideoFile(tmp_path / "play.gif")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -276,7 +288,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
-    while not (out / "progress.csv").exists() or len(Folder(out).rows("progress.csv")) < 180:
+    while not (out / "progress.csv").exists() or len(RunFolder(out).read_table("progress.csv")) < 180:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -284,7 +296,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     with (out / "episodes.csv").open("a") as file:
         file.write("99,1,")  # as if it had been killed in the middle of a row
     assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
-    rows = Folder(out).rows("progress.csv")
+    rows = RunFolder(out).read_table("progress.csv")
     frames = [int(row["frames"]) for row in rows]
     assert frames == sorted(set(frames))
     assert frames[-1] == 1000
@@ -295,7 +307,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
 
 
 def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of("csd", "chain-8", 700, 0)
+    run = make_run("csd", "chain-8", 700, 0)
     until(train(run, tmp_path / "run", device="cpu"))
     player = Player(tmp_path / "run", 0, 0.0)
     played = list(player.play(3))
@@ -313,10 +325,10 @@ def test_networks_alone_play_as_the_run_would(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("agent", ["csd", "ids"])
 def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tmp_path: Path) -> None:
     """All of the paper's sizes: under 16 MB, and the same values but for rounding, priors included."""
-    run = run_of(agent, "my-way-home-sparse", 1000, 0)
+    run = make_run(agent, "my-way-home-sparse", 1000, 0)
     network = QNetwork(run.agent, run.learning, (6, 42, 42), 5, generators(0, 3)[0])
     light = packed({f"online.{name}": t for name, t in network.state_dict().items()})
-    storage.save(tmp_path / "networks", LIGHT, light, {"run": plain(run), "frames": 0})
+    storage.save(tmp_path / "networks", NETWORKS_KIND, light, {"run": plain(run), "frames": 0})
     assert (tmp_path / "networks").stat().st_size < 16e6
     player = Player(tmp_path / "networks", 0, 0.0)
     x = torch.rand(4, 6, 42, 42, generator=torch.Generator().manual_seed(0))
@@ -328,9 +340,9 @@ def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tm
 
 def test_settings_come_back_from_a_file() -> None:
     for agent in AGENTS:
-        run = run_of(agent, "chain-8", 1000, 0)
+        run = make_run(agent, "chain-8", 1000, 0)
         assert from_plain(Run, json.loads(json.dumps(plain(run)))) == run
-    good = json.loads(json.dumps(plain(run_of("csd", "chain-8", 1000, 0))))
+    good = json.loads(json.dumps(plain(make_run("csd", "chain-8", 1000, 0))))
     for change in (
         {"frames": "many"}, {"agent": {"members": True}}, {"learning": []}, {"more": 1}, {"seed": None},
         {"learning": {**good["learning"], "channels": ["a"]}}, {"learning": {**good["learning"], "channels": 8}},
@@ -344,18 +356,20 @@ def test_settings_come_back_from_a_file() -> None:
 
 def test_any_setting_can_be_another(tmp_path: Path) -> None:
     others = ["learning.target_period=80", "learning.replay.capacity=1e4", "learning.channels=[8, 8]", "agent.lr=1e-3"]
-    run = changed(run_of("rnd", "chain-8", 600, 0), [*others, "agent.bonus_head=true", "agent.bonus_weight.start=0.5"])
-    base = run_of("rnd", "chain-8", 600, 0)
+    run = override_settings(
+        make_run("rnd", "chain-8", 600, 0), [*others, "agent.bonus_head=true", "agent.bonus_weight.start=0.5"]
+    )
+    base = make_run("rnd", "chain-8", 600, 0)
     learning = replace(
         base.learning, target_period=80, channels=(8, 8), replay=replace(base.learning.replay, capacity=10_000)
     )
     weight = replace(base.agent.bonus_weight, start=0.5)
     agent = replace(base.agent, lr=1e-3, bonus_head=True, bonus_weight=weight)
     assert run == replace(base, learning=learning, agent=agent)
-    assert changed(base, ["agent.bonus=none"]).agent.bonus == "none"
+    assert override_settings(base, ["agent.bonus=none"]).agent.bonus == "none"
     options = ["--env", "chain-8", "--frames", "600", "--device", "cpu", "--agent", "rnd", "--set", *others]
     assert main(["rl", "train", "-o", str(tmp_path / "one"), *options]) == 0
-    assert Folder(tmp_path / "one").run() == changed(base, others)
+    assert RunFolder(tmp_path / "one").read_run() == override_settings(base, others)
     options = ["--envs", "chain-8", "--frames", "600", "--device", "cpu", "--agents", "rnd", "--set", *others]
     assert main(["rl", "grid", "-o", str(tmp_path / "many"), "--seeds", "0", *options]) == 0
     assert left(tmp_path / "many/rnd/chain-8/seed0") == left(tmp_path / "one")
@@ -370,13 +384,13 @@ def test_any_setting_can_be_another(tmp_path: Path) -> None:
     )
     for wrong in (*nothing, "agent.lr=much", "agent.lr=-1", "agent.bonus=1", "learning.batch_size=1.5", "agent.lr=[1]"):
         with pytest.raises(InputError):
-            changed(base, [wrong])
+            override_settings(base, [wrong])
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    until(train(run_of("dqn", "chain-8", 600, 0), folder, device="cpu"))
+    until(train(make_run("dqn", "chain-8", 600, 0), folder, device="cpu"))
     return folder
 
 
@@ -465,9 +479,9 @@ def test_damaged_files_are_refused_by_name_and_nothing_is_lost(done: Path, tmp_p
         with pytest.raises(FileError, match=f"{SETTINGS}: .*{message}"):
             until(resume(other, device="cpu"))
     missing = copied(done, tmp_path / "missing")
-    tensors, header = storage.load(missing / CHECKPOINT, KIND)
+    tensors, header = storage.load(missing / CHECKPOINT, CHECKPOINT_KIND)
     del tensors["learner.member"]
-    storage.save(missing / CHECKPOINT, KIND, tensors, header)
+    storage.save(missing / CHECKPOINT, CHECKPOINT_KIND, tensors, header)
     with pytest.raises(FileError, match="its checkpoint is not of this run"):
         until(resume(missing, device="cpu"))
     (missing / CHECKPOINT).unlink()
@@ -479,26 +493,26 @@ def test_a_loss_that_is_no_number_ends_the_run_and_the_last_good_checkpoint_stay
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good: list[bytes] = []
-    keep = Training.keep
+    keep = TrainingRun.save_checkpoint
 
-    def spoiled(self: Training) -> None:
+    def spoiled(self: TrainingRun) -> None:
         keep(self)
         good.append((tmp_path / "run" / CHECKPOINT).read_bytes())
         if len(good) == 3:
             with torch.no_grad():
                 next(self.learner.online.parameters()).fill_(float("nan"))
 
-    monkeypatch.setattr(Training, "keep", spoiled)
+    monkeypatch.setattr(TrainingRun, "save_checkpoint", spoiled)
     monkeypatch.setattr("onefold.rl.runs.REPORTS", 2)  # a checkpoint is due before the next report
     with pytest.raises(TrainingError, match=r"loss is NaN or infinite\. The last checkpoint is intact"):
-        until(train(run_of("dqn", "chain-8", 2000, 0), tmp_path / "run", device="cpu", every=400))
+        until(train(make_run("dqn", "chain-8", 2000, 0), tmp_path / "run", device="cpu", checkpoint_every=400))
     assert (tmp_path / "run" / CHECKPOINT).read_bytes() == good[2]
     monkeypatch.undo()
     until(resume(tmp_path / "run", device="cpu"), 1500)
 
 
 def test_visits_are_counted_where_and_when_they_were(tmp_path: Path) -> None:
-    until(train(run_of("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu"))
+    until(train(make_run("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu"))
     visits = json.loads((tmp_path / "run" / "visits.json").read_text())
     counts = np.array([[row.split() for row in part] for part in visits["counts"]], int)
     assert counts.sum() == 1000
@@ -507,16 +521,16 @@ def test_visits_are_counted_where_and_when_they_were(tmp_path: Path) -> None:
 
 
 def test_the_map_of_visits_can_be_looked_at_while_a_run_goes_on(tmp_path: Path) -> None:
-    until(train(run_of("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu", every=10**6), 520)
+    until(train(make_run("dqn", "chain-8", 1000, 0), tmp_path / "run", device="cpu", checkpoint_every=10**6), 520)
     visits = json.loads((tmp_path / "run" / "visits.json").read_text())
     assert 450 <= sum(int(n) for part in visits["counts"] for row in part for n in row.split()) <= 520
 
 
 def test_schedules_of_my_way_home_do_not_depend_on_the_length_of_a_run() -> None:
     """A run of 3 million frames is the beginning of one of 5 million; small environments scale with the run."""
-    runs = [run_of("csd", "my-way-home-sparse", frames, 0) for frames in (5_000_000, 3_000_000)]
+    runs = [make_run("csd", "my-way-home-sparse", frames, 0) for frames in (5_000_000, 3_000_000)]
     assert replace(runs[0], frames=3_000_000) == runs[1]
-    small = run_of("csd", "chain-8", 6000, 0)
+    small = make_run("csd", "chain-8", 6000, 0)
     schedules = (small.agent.bonus_weight, small.learning.epsilon, small.learning.per_beta)
     assert [schedule.frames for schedule in schedules] == [6000, 600, 6000]
 
@@ -531,12 +545,12 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
     }
     whole = left(tmp_path / "dqn/chain-8/seed0")
     stopped = tmp_path / "dqn/chain-8/seed1"
-    until(train(run_of("dqn", "chain-8", 600, 1), stopped, device="cpu", every=200), 450)
+    until(train(make_run("dqn", "chain-8", 600, 1), stopped, device="cpu", checkpoint_every=200), 450)
     assert main(["rl", "grid", "--seeds", "0", "1", *options]) == 0
     assert capsys.readouterr().err.count("chain-8/seed1: 600 frames") == 2
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert left(tmp_path / "dqn/chain-8/seed0") == whole
-    until(train(run_of("dqn", "chain-8", 600, 1), tmp_path / "alone", device="cpu", every=200))
+    until(train(make_run("dqn", "chain-8", 600, 1), tmp_path / "alone", device="cpu", checkpoint_every=200))
     assert left(stopped) == left(tmp_path / "alone")
     assert main(["rl", "grid", "--seeds", "0", *options, "--frames", "700"]) == 2
     assert "holds a run with other settings: name another folder with -o" in capsys.readouterr().err
@@ -545,7 +559,7 @@ def test_a_grid_does_what_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_who_runs_many_is_told_how_far_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(told, "PAUSE", 0.05)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.05)
     options = ["--agents", "dqn", "--envs", "chain-8", "--frames", "600", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "grid", "--seeds", "0", *options]) == 0
     assert re.search(r"all runs: [\d,]+ of 600 frames, [\d,]+/s, [\d.]+ min left", capsys.readouterr().err)
@@ -565,11 +579,11 @@ def test_who_runs_many_is_told_how_far_they_are(
 
 def test_a_world_without_a_known_goal_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """CartPole pays 1 for every step."""
-    until(train(run_of("dqn", "CartPole-v1", 600, 0), str(tmp_path / "run"), device="cpu"))
-    rows = Folder(tmp_path / "run").rows(PROGRESS)
+    until(train(make_run("dqn", "CartPole-v1", 600, 0), str(tmp_path / "run"), device="cpu"))
+    rows = RunFolder(tmp_path / "run").read_table(PROGRESS)
     assert float(rows[-1]["return"]) > 1
     assert rows[-1]["success"] == "nan"
-    assert {row["success"] for row in Folder(tmp_path / "run").rows(EPISODES)} == {"0"}
+    assert {row["success"] for row in RunFolder(tmp_path / "run").read_table(EPISODES)} == {"0"}
     assert main(["rl", "eval", str(tmp_path / "run"), "--episodes", "2"]) == 0
     assert "goal" not in capsys.readouterr().out
     figures = collect(tmp_path).records[0]
@@ -584,13 +598,13 @@ def test_an_environment_of_ones_own_is_named_by_its_module(
     name, out = f"users_environments:{kind}-v0", tmp_path / "run"
     options = ["--agent", "csd", "--frames", "600", "--device", "cpu", "--set", "learning.channels=[4,4]"]
     assert main(["rl", "train", "-o", str(out), "--env", name, *options]) == 0
-    assert Folder(out).run().environment == name
-    assert np.isfinite([float(row["loss"]) for row in Folder(out).rows(PROGRESS)]).all()
+    assert RunFolder(out).read_run().environment == name
+    assert np.isfinite([float(row["loss"]) for row in RunFolder(out).read_table(PROGRESS)]).all()
     assert not collect(tmp_path).records[0].visits.any()
     assert main(["rl", "eval", str(out), "--episodes", "2", "--env", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["length"] == 9
     assert main(["rl", "resume", str(out), "--env", name, "--frames", "700", "--device", "cpu"]) == 0
-    assert Folder(out).trained() == 700
+    assert RunFolder(out).trained_frames() == 700
     for command in ("resume", "eval"):
         assert main(["rl", command, str(out), "--env", "CartPole-v1"]) == 2
         assert f"--env: the run's environment is {name} (got CartPole-v1)" in capsys.readouterr().err
@@ -650,7 +664,7 @@ def test_a_runs_folder_has_no_module_imported(tmp_path: Path) -> None:
     grid_of = ["grid", "-o", "runs", "--agents", "dqn", "--envs", name, "--seeds", "0", "--engine", "processes"]
     done = onefold(*grid_of, *quick)
     assert done.returncode == 0, done.stderr
-    assert Folder(out).trained() == 600
+    assert RunFolder(out).trained_frames() == 600
     (tmp_path / "imported").unlink()
     for command in (["resume", str(out), "--frames", "700", "--device", "cpu"], ["eval", str(out)]):
         done = onefold(*command)
@@ -688,16 +702,16 @@ def test_a_schedule_is_finite(wrong: dict[str, float]) -> None:
 
 
 def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {agent: len(grid.trials(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
+    sizes = {agent: len(grid.plan_search(agent, "my-way-home-sparse", 1000, 0, tmp_path)) for agent in AGENTS}
     assert sizes == {"dqn": 6, "bdqn": 18, "ids": 18, "rnd": 216, "csd": 216}
-    drawn = grid.trials("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
+    drawn = grid.plan_search("csd", "my-way-home-sparse", 1000, 0, tmp_path, 20)
     assert len({job.out.name for job in drawn}) == 20
     assert all(f"weight={job.run.agent.bonus_weight.start:g}," in job.out.name for job in drawn)
-    csd = [job.run.agent for job in grid.trials("csd", "my-way-home-sparse", 1000, 0, tmp_path)]
+    csd = [job.run.agent for job in grid.plan_search("csd", "my-way-home-sparse", 1000, 0, tmp_path)]
     assert {(agent.q_bound, agent.u_bound) for agent in csd} == {(2.0, 3.4)}
-    for job in grid.trials("rnd", "my-way-home-sparse", 1000, 0, tmp_path):  # one head learns rewards and bonuses
+    for job in grid.plan_search("rnd", "my-way-home-sparse", 1000, 0, tmp_path):  # one head learns rewards and bonuses
         assert job.run.agent.q_bound / max(1.0, job.run.agent.bonus_weight.start) == pytest.approx(5.4)
-    small = [job.run.agent.bonus_weight for job in grid.trials("csd", "chain-8", 1000, 0, tmp_path)]
+    small = [job.run.agent.bonus_weight for job in grid.plan_search("csd", "chain-8", 1000, 0, tmp_path)]
     assert all(weight.end <= weight.start for weight in small)
     options = ["--env", "chain-8", "--frames", "600", "--trials", "2", "--device", "cpu", "-o", str(tmp_path)]
     assert main(["rl", "search", "dqn", *options]) == 0

@@ -35,10 +35,10 @@ from onefold.report.runs_plots import curve_plates, styles_of
 from onefold.report.runs_read import collect, read
 from onefold.report.runs_table import RETURN, SUCCESS, build
 from onefold.report.runs_text import as_json, markdown, remarks
-from onefold.rl.folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, Folder, late
 from onefold.rl.grid import final_return
-from onefold.rl.settings import Run, run_of
-from onefold.rl.visits import Visits
+from onefold.rl.run_folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, RunFolder, final_episodes
+from onefold.rl.settings import Run, make_run
+from onefold.rl.visit_counts import VisitCounts
 
 ORIGIN = {
     "onefold": "0.1.0", "commit": "0123456789ab", "date": "2026-11-15T18:43:21+00:00", "python": "3.11.7",
@@ -49,8 +49,8 @@ DOOM = "my-way-home-sparse"
 
 def made(path: Path, run: Run, *, skill: float, share: float = 1.0, **about: Any) -> Path:
     """A run's folder as training leaves it, of an agent that finds the goal sooner the more skill it has."""
-    folder, visits = Folder(path), Visits(run.environment, run.frames)
-    folder.begin(run, {**ORIGIN, **about})
+    folder, visits = RunFolder(path), VisitCounts(run.environment, run.frames)
+    folder.create(run, {**ORIGIN, **about})
     chance = np.random.default_rng([run.seed, round(1000 * skill)])
     done, length = int(share * run.frames), max(1, run.frames // 1000)
     episodes, progress, best = [], [], 1.0 if run.environment in (DOOM, "my-way-home-dense") else 11.0
@@ -65,9 +65,9 @@ def made(path: Path, run: Run, *, skill: float, share: float = 1.0, **about: Any
         progress.append([row[name] for name in PROGRESS_COLUMNS])
     for frames in np.linspace(1, done, 400) if done else []:
         visits.add(int(frames), walked(visits.bounds, run.environment, skill * frames / run.frames, chance))
-    folder.add(EPISODES, episodes)
-    folder.add(PROGRESS, progress)
-    folder.visited(visits)
+    folder.append(EPISODES, episodes)
+    folder.append(PROGRESS, progress)
+    folder.save_visits(visits)
     return path
 
 
@@ -91,7 +91,7 @@ def several(folder: Path, worlds: dict[str, int], agents: dict[str, float], seed
     for world, frames in worlds.items():
         for agent, skill in agents.items():
             for seed in range(seeds):
-                made(folder / world / f"{agent}-{seed}", run_of(agent, world, frames, seed), skill=skill)
+                made(folder / world / f"{agent}-{seed}", make_run(agent, world, frames, seed), skill=skill)
     return folder
 
 
@@ -160,11 +160,11 @@ def test_the_probability_of_improvement_is_mann_and_whitneys() -> None:
 
 
 def written(path: Path, run: Run, episodes: list[tuple[int, float, int]], progress: list[dict[str, int]]) -> Path:
-    folder = Folder(path)
-    folder.begin(run, ORIGIN)
-    folder.add(EPISODES, [(frames, 0, 10, reward, reached) for frames, reward, reached in episodes])
-    folder.add(PROGRESS, [[row.get(name, 0.0) for name in PROGRESS_COLUMNS] for row in progress])
-    folder.visited(Visits(run.environment, run.frames))
+    folder = RunFolder(path)
+    folder.create(run, ORIGIN)
+    folder.append(EPISODES, [(frames, 0, 10, reward, reached) for frames, reward, reached in episodes])
+    folder.append(PROGRESS, [[row.get(name, 0.0) for name in PROGRESS_COLUMNS] for row in progress])
+    folder.save_visits(VisitCounts(run.environment, run.frames))
     return path
 
 
@@ -174,14 +174,14 @@ def test_figures_of_a_run_are_those_computed_by_hand(tmp_path: Path) -> None:
         {"frames": 300, "seconds": 1, "worker_restarts": 2}, {"frames": 600, "seconds": 2, "worker_restarts": 3},
         {"frames": 800, "seconds": 3, "worker_restarts": 1}, {"frames": 1000, "seconds": 4, "worker_restarts": 1},
     ]  # fmt: skip
-    found = read(written(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), episodes, progress), "a")
+    found = read(written(tmp_path / "a", make_run("csd", "chain-8", 1000, 0), episodes, progress), "a")
     assert found is not None
     assert (found.whole, found.frames, found.seconds, found.speed, found.replaced) == (True, 1000, 4, 250, 4)
     assert (found.final(RETURN), found.final(SUCCESS), found.first_goal) == (1.5, 0.5, 400)
-    early = read(written(tmp_path / "b", run_of("csd", "chain-8", 1000, 1), episodes[:1], progress[:2]), "b")
+    early = read(written(tmp_path / "b", make_run("csd", "chain-8", 1000, 1), episodes[:1], progress[:2]), "b")
     assert early is not None
     assert (early.whole, early.final(RETURN), early.first_goal) == (False, None, None)
-    new = read(written(tmp_path / "c", run_of("csd", "chain-8", 1000, 2), [], []), "c")
+    new = read(written(tmp_path / "c", make_run("csd", "chain-8", 1000, 2), [], []), "c")
     assert new is not None
     assert (new.whole, new.frames, new.seconds, new.speed, new.replaced) == (False, 0, 0, None, 0)
 
@@ -189,24 +189,24 @@ def test_figures_of_a_run_are_those_computed_by_hand(tmp_path: Path) -> None:
 def test_who_fails_is_not_left_out(tmp_path: Path) -> None:
     """Its episodes last long, and none of them may end in the last tenth: then the last of every environment count."""
     end = [{"frames": 1000, "seconds": 1}]
-    good = written(tmp_path / "good", run_of("csd", "chain-8", 1000, 0), [(500, 0.0, 0), (950, 1.0, 1)], end)
-    bad = written(tmp_path / "bad", run_of("csd", "chain-8", 1000, 1), [(400, 8.0, 1), (800, 0.0, 0)], end)
+    good = written(tmp_path / "good", make_run("csd", "chain-8", 1000, 0), [(500, 0.0, 0), (950, 1.0, 1)], end)
+    bad = written(tmp_path / "bad", make_run("csd", "chain-8", 1000, 1), [(400, 8.0, 1), (800, 0.0, 0)], end)
     table = build(collect(tmp_path).records)
     assert table.worlds[0].rows[0].finals(SUCCESS).tolist() == [1, 0]
     assert (final_return(good), final_return(bad)) == (1, 0)
     frames, environments = np.array([300.0, 400.0, 700.0, 800.0]), np.array([0.0, 1.0, 0.0, 2.0])
-    assert late(frames, environments, 1000).tolist() == [False, True, True, True]
-    assert late(frames, environments, 880).tolist() == [False, False, False, True]
+    assert final_episodes(frames, environments, 1000).tolist() == [False, True, True, True]
+    assert final_episodes(frames, environments, 880).tolist() == [False, False, False, True]
 
 
 def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
     end = [{"frames": 1000, "seconds": 10}]
     for agent, values in {"csd": [3.0, 5.0], "dqn": [1.0, 3.0, 3.0]}.items():
         for seed, value in enumerate(values):
-            run = run_of(agent, "chain-8", 1000, seed)
+            run = make_run(agent, "chain-8", 1000, seed)
             written(tmp_path / f"{agent}{seed}", run, [(1000, value, int(value > 2))], end)
     late = [(500, 100.0, 1)]
-    written(tmp_path / "late", run_of("csd", "chain-8", 1000, 7), late, [{"frames": 500, "seconds": 5}])
+    written(tmp_path / "late", make_run("csd", "chain-8", 1000, 7), late, [{"frames": 500, "seconds": 5}])
     found = collect(tmp_path)
     table = build(found.records)
     figures = as_json(found, table)["worlds"]["chain-8"]
@@ -231,7 +231,7 @@ def test_agents_are_compared_over_whole_runs(tmp_path: Path) -> None:
 
 def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
     several(tmp_path, {"chain-8": 2000, "chain-5": 2000}, {"csd": 1.0, "dqn": 0.1}, 2)
-    made(tmp_path / "more", run_of("rnd", "chain-8", 2000, 0), skill=0.5)
+    made(tmp_path / "more", make_run("rnd", "chain-8", 2000, 0), skill=0.5)
     found = collect(tmp_path)
     table = build(found.records)
     assert set(table.shared) == {"CSD", "DQN"}
@@ -245,10 +245,10 @@ def test_over_all_worlds_only_success_is_averaged(tmp_path: Path) -> None:
 def test_one_name_for_different_things_is_said(tmp_path: Path) -> None:
     for world, bonus_head in (("chain-8", True), ("chain-5", False)):
         for seed in (0, 1):
-            run = run_of("csd", world, 1000, seed)
+            run = make_run("csd", world, 1000, seed)
             run = replace(run, agent=replace(run.agent, bonus_head=bonus_head))
             made(tmp_path / world / f"csd{seed}", run, skill=1.0, commit=f"{seed}" * 12)
-            made(tmp_path / world / f"dqn{seed}", run_of("dqn", world, 1000, seed), skill=0.5)
+            made(tmp_path / world / f"dqn{seed}", make_run("dqn", world, 1000, seed), skill=0.5)
     found = collect(tmp_path)
     table = build(found.records)
     assert (table.mixed, list(table.shared), table.duels) == (["CSD"], ["DQN"], [])
@@ -262,7 +262,7 @@ def test_one_name_for_different_things_is_said(tmp_path: Path) -> None:
 def test_who_learns_otherwise_in_one_world_is_in_no_figure_over_all(tmp_path: Path) -> None:
     for world, every in (("chain-8", 400), ("chain-5", 4000)):
         for agent in ("csd", "dqn"):
-            run = run_of(agent, world, 1000, 0)
+            run = make_run(agent, world, 1000, 0)
             learning = replace(run.learning, target_period=every) if agent == "csd" else run.learning
             made(tmp_path / world / agent, replace(run, learning=learning), skill=1.0)
     table = build(collect(tmp_path).records)
@@ -273,12 +273,12 @@ def test_who_learns_otherwise_in_one_world_is_in_no_figure_over_all(tmp_path: Pa
 def test_places_of_a_chain_have_their_numbers(size: int, end: float, tmp_path: Path) -> None:
     """Also where a cell of the map holds two of them."""
     path, visits = (
-        made(tmp_path / "a", run_of("csd", f"chain-{size}", 1000, 0), skill=1.0),
-        Visits(f"chain-{size}", 1000),
+        made(tmp_path / "a", make_run("csd", f"chain-{size}", 1000, 0), skill=1.0),
+        VisitCounts(f"chain-{size}", 1000),
     )
     for place in range(int(end + 0.5)):
         visits.add(1000, np.array([[place, 0.0]], np.float32))
-    Folder(path).visited(visits)
+    RunFolder(path).save_visits(visits)
     world = build(collect(tmp_path).records).worlds[0]
     where = places(world)
     assert where is not None
@@ -288,9 +288,12 @@ def test_places_of_a_chain_have_their_numbers(size: int, end: float, tmp_path: P
 
 
 def test_a_map_of_one_column_is_no_tower(tmp_path: Path) -> None:
-    path, visits = made(tmp_path / "a", run_of("csd", "deep-sea-48", 1000, 0), skill=0.0), Visits("deep-sea-48", 1000)
+    path, visits = (
+        made(tmp_path / "a", make_run("csd", "deep-sea-48", 1000, 0), skill=0.0),
+        VisitCounts("deep-sea-48", 1000),
+    )
     visits.counts[:, :, 3] = 1
-    Folder(path).visited(visits)
+    RunFolder(path).save_visits(visits)
     world = build(collect(tmp_path).records).worlds[0]
     where = places(world)
     assert where is not None
@@ -300,9 +303,9 @@ def test_a_map_of_one_column_is_no_tower(tmp_path: Path) -> None:
 
 def test_single_runs_are_within_the_picture_and_worlds_without_a_goal_have_none(tmp_path: Path) -> None:
     for seed, skill in ((0, 0.0), (1, 1.0)):
-        made(tmp_path / f"{seed}", run_of("dqn", "chain-8", 1000, seed), skill=skill)
-        made(tmp_path / f"cart{seed}", run_of("dqn", "CartPole-v1", 1000, seed), skill=skill)
-    written(tmp_path / "none", run_of("dqn", "deep-sea-5", 1000, 0), [], [])
+        made(tmp_path / f"{seed}", make_run("dqn", "chain-8", 1000, seed), skill=skill)
+        made(tmp_path / f"cart{seed}", make_run("dqn", "CartPole-v1", 1000, seed), skill=skill)
+    written(tmp_path / "none", make_run("dqn", "deep-sea-5", 1000, 0), [], [])
     table = build(collect(tmp_path).records)
     styles, panels = styles_of(table), {}
     for world in table.worlds:
@@ -322,7 +325,7 @@ def test_single_runs_are_within_the_picture_and_worlds_without_a_goal_have_none(
 
 def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
     for agent, frames in (("csd", 2000), ("dqn", 2000), ("bdqn", 1000)):
-        made(tmp_path / agent, run_of(agent, "chain-8", frames, 0), skill=1.0)
+        made(tmp_path / agent, make_run(agent, "chain-8", frames, 0), skill=1.0)
     found = collect(tmp_path)
     table = build(found.records)
     assert [(row.title, row.frames) for row in table.worlds[0].rows] == [("DQN", 2000), ("BDQN+P", 1000), ("CSD", 2000)]
@@ -335,25 +338,25 @@ def test_runs_of_fewer_frames_are_not_said_to_be_worse(tmp_path: Path) -> None:
 
 
 def test_rivals_that_learn_otherwise_are_said(tmp_path: Path) -> None:
-    made(tmp_path / "csd", run_of("csd", "chain-8", 2000, 0), skill=1.0)
-    made(tmp_path / "dqn", run_of("dqn", "chain-8", 1000, 0), skill=1.0)  # whose ramps are shorter, and nothing else
+    made(tmp_path / "csd", make_run("csd", "chain-8", 2000, 0), skill=1.0)
+    made(tmp_path / "dqn", make_run("dqn", "chain-8", 1000, 0), skill=1.0)  # whose ramps are shorter, and nothing else
     found = collect(tmp_path)
     assert not any("how they learn" in line for line in remarks(found, build(found.records)))
-    run = run_of("rnd", "chain-8", 2000, 0)
+    run = make_run("rnd", "chain-8", 2000, 0)
     made(tmp_path / "rnd", replace(run, learning=replace(run.learning, target_period=4000)), skill=1.0)
     found = collect(tmp_path)
     said = "Agents also differ in how they learn in chain-8: target period 400 (DQN, CSD) and 4,000 (RND)."
     assert said in remarks(found, build(found.records))
     learning = replace(run.learning, epsilon=replace(run.learning.epsilon, frames=7.0))
     made(tmp_path / "even" / "rnd", replace(run, learning=learning), skill=1.0)
-    made(tmp_path / "even" / "csd", run_of("csd", "chain-8", 2000, 0), skill=1.0)
+    made(tmp_path / "even" / "csd", make_run("csd", "chain-8", 2000, 0), skill=1.0)
     found = collect(tmp_path / "even")
     said = "Agents also differ in how they learn in chain-8: epsilon frames 7 (RND) and 200 (CSD)."
     assert said in remarks(found, build(found.records))
 
 
 def test_runs_with_different_settings_are_apart(tmp_path: Path) -> None:
-    run = run_of("csd", "chain-8", 1000, 0)
+    run = make_run("csd", "chain-8", 1000, 0)
     kinds = [
         run, replace(run, frames=2000), replace(run, learning=replace(run.learning, batch_size=32)),
         replace(run, agent=replace(run.agent, atoms=51)), replace(run, name="CSD"), replace(run, seed=1),
@@ -439,7 +442,7 @@ DAMAGES = {
 def test_what_is_damaged_is_named_and_left_out(
     message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = made(tmp_path / "bad", run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    bad = made(tmp_path / "bad", make_run("csd", "chain-8", 1000, 0), skill=1.0)
     DAMAGES[message](bad)
     with pytest.raises(InputError, match=re.escape(message)):
         collect(tmp_path)
@@ -447,7 +450,7 @@ def test_what_is_damaged_is_named_and_left_out(
     said = capsys.readouterr()
     assert re.fullmatch(rf"onefold: .*{re.escape(message)}.*\n", said.err)
     assert said.out == ""
-    made(tmp_path / "good", run_of("csd", "chain-8", 1000, 1), skill=1.0)
+    made(tmp_path / "good", make_run("csd", "chain-8", 1000, 1), skill=1.0)
     found = collect(tmp_path)
     assert [record.path for record in found.records] == ["good"]
     assert len(found.skipped) == 1
@@ -456,7 +459,7 @@ def test_what_is_damaged_is_named_and_left_out(
 
 @pytest.mark.parametrize("cells", ["0 0 0", "0 x 0 0", "0 ٣ 0 0", f"{'9' * 15} 0 0 0"])
 def test_maps_of_no_counts_are_refused(cells: str, tmp_path: Path) -> None:
-    path = made(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    path = made(tmp_path / "a", make_run("csd", "chain-8", 1000, 0), skill=1.0)
     cut("visits.json", VISITED, cells)(path)
     with pytest.raises(FileError, match=r"visits\.json: is damaged: it has not 20 grids of 48 × 48 counts"):
         read(path, "a")
@@ -464,7 +467,7 @@ def test_maps_of_no_counts_are_refused(cells: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bounds", [[0, 0, 1, 1e-9], [0, 0, 1e-9, 1], [0, 0, 1e20, 1e20], [0, 0, 1], {}, None])
 def test_maps_of_no_sane_shape_are_refused(bounds: Any, tmp_path: Path) -> None:
-    path = made(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    path = made(tmp_path / "a", make_run("csd", "chain-8", 1000, 0), skill=1.0)
     content = json.loads((path / "visits.json").read_text())
     (path / "visits.json").write_text(json.dumps({**content, "bounds": bounds}))
     with pytest.raises(FileError, match=r"visits\.json: is damaged: its bounds are"):
@@ -492,8 +495,8 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_small_files_of_a_run_take_little_memory(what: str, tmp_path: Path) -> None:
     """Whatever they hold is bounded before it is read, and the good runs are reported."""
-    made(tmp_path / "good", run_of("csd", "chain-8", 1000, 1), skill=1.0)
-    HOSTILE[what](made(tmp_path / "bad", run_of("csd", "chain-8", 1000, 0), skill=1.0))
+    made(tmp_path / "good", make_run("csd", "chain-8", 1000, 1), skill=1.0)
+    HOSTILE[what](made(tmp_path / "bad", make_run("csd", "chain-8", 1000, 0), skill=1.0))
     tracemalloc.start()
     try:
         found = collect(tmp_path)
@@ -508,9 +511,9 @@ def test_small_files_of_a_run_take_little_memory(what: str, tmp_path: Path) -> N
 
 
 def test_a_pipe_in_place_of_a_file_is_left_out(tmp_path: Path) -> None:
-    made(tmp_path / "good", run_of("csd", "chain-8", 1000, 1), skill=1.0)
+    made(tmp_path / "good", make_run("csd", "chain-8", 1000, 1), skill=1.0)
     for i, name in enumerate(("settings.json", "visits.json", PROGRESS)):
-        path = made(tmp_path / str(i), run_of("csd", "chain-8", 1000, 0), skill=1.0)
+        path = made(tmp_path / str(i), make_run("csd", "chain-8", 1000, 0), skill=1.0)
         (path / name).unlink()
         os.mkfifo(path / name)
     found = collect(tmp_path)
@@ -519,7 +522,7 @@ def test_a_pipe_in_place_of_a_file_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_run_under_way_can_be_read(tmp_path: Path) -> None:
-    path = made(tmp_path / "a", run_of("csd", "chain-8", 1000, 0), skill=1.0, share=0.5)
+    path = made(tmp_path / "a", make_run("csd", "chain-8", 1000, 0), skill=1.0, share=0.5)
     before = read(path, "a")
     for name in (EPISODES, PROGRESS):
         with (path / name).open("a") as file:
@@ -547,17 +550,17 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path, capsys: pytest.Captur
 
 def test_twins_count_once(tmp_path: Path) -> None:
     for name in "ab":
-        made(tmp_path / name, run_of("csd", "chain-8", 1000, 0), skill=1.0)
+        made(tmp_path / name, make_run("csd", "chain-8", 1000, 0), skill=1.0)
     found = collect(tmp_path)
     assert [record.path for record in found.records] == ["a"]
     assert found.skipped == ["b: is the same run as a; the later one counts"]
-    made(tmp_path / "c", run_of("csd", "chain-8", 1000, 0), skill=0.0, date="2026-12-01T00:00:00+00:00")
+    made(tmp_path / "c", make_run("csd", "chain-8", 1000, 0), skill=0.0, date="2026-12-01T00:00:00+00:00")
     assert [record.path for record in collect(tmp_path).records] == ["c"]
 
 
 def test_of_twins_the_longer_one_counts(tmp_path: Path) -> None:
     for name in "ab":
-        made(tmp_path / name, run_of("csd", "chain-8", 1000, 0), skill=1.0)
+        made(tmp_path / name, make_run("csd", "chain-8", 1000, 0), skill=1.0)
     path = tmp_path / "a" / "progress.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
     found = collect(tmp_path)
@@ -585,12 +588,12 @@ def test_the_floor_of_my_way_home_lies_within_its_walls() -> None:
 
 
 def test_coverage_is_the_share_of_places_seen_so_far(tmp_path: Path) -> None:
-    run = run_of("csd", "chain-8", 1000, 0)
+    run = make_run("csd", "chain-8", 1000, 0)
     path = made(tmp_path / "a", run, skill=1.0)
-    visits = Visits("chain-8", 1000)
+    visits = VisitCounts("chain-8", 1000)
     for frames, place in ((1, 0), (50, 0), (51, 1), (500, 0), (1000, 3)):
         visits.add(frames, np.array([[place, 0.0]], np.float32))
-    Folder(path).visited(visits)
+    RunFolder(path).save_visits(visits)
     record = read(path, "a")
     assert record is not None
     where = places(build([record]).worlds[0])
@@ -603,8 +606,8 @@ def test_coverage_is_the_share_of_places_seen_so_far(tmp_path: Path) -> None:
 
 def test_there_may_be_no_places_and_no_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not known of the world is taken from what was visited."""
-    silent = written(tmp_path / "a", run_of("dqn", "CartPole-v1", 1000, 0), [], [])
-    made(tmp_path / "b", run_of("dqn", DOOM, 1000, 0), skill=1.0)
+    silent = written(tmp_path / "a", make_run("dqn", "CartPole-v1", 1000, 0), [], [])
+    made(tmp_path / "b", make_run("dqn", DOOM, 1000, 0), skill=1.0)
 
     def unknown() -> None:
         raise FileError("another map")
@@ -617,7 +620,7 @@ def test_there_may_be_no_places_and_no_map(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(where.floor, doom.rows[0].records[0].visits.any(0))
     assert cart.rows[0].records[0].path == silent.name
     assert places(cart) is None
-    early = replace(doom.rows[0].records[0], run=run_of("dqn", "CartPole-v1", 2000, 0))
+    early = replace(doom.rows[0].records[0], run=make_run("dqn", "CartPole-v1", 2000, 0))
     mixed = build([cart.rows[0].records[0], early]).worlds[0]  # neither is whole, and one has been nowhere
     known = places(mixed)
     assert known is not None
@@ -635,9 +638,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two agents with three seeds in a chain; in MyWayHome one with two, and one that is under way."""
     runs = several(tmp_path_factory.mktemp("runs"), {"chain-8": 2000}, {"dqn": 0.2, "csd": 1.0}, 3)
     for seed in (0, 1):
-        made(runs / "doom" / str(seed), run_of("csd", DOOM, 500_000, seed), skill=1.0)
-    made(runs / "doom" / "late", run_of("rnd", DOOM, 500_000, 0), skill=0.6, share=0.4, device="NVIDIA A100")
-    made(runs / "doom" / "broken", run_of("rnd", DOOM, 500_000, 1), skill=0.6)
+        made(runs / "doom" / str(seed), make_run("csd", DOOM, 500_000, seed), skill=1.0)
+    made(runs / "doom" / "late", make_run("rnd", DOOM, 500_000, 0), skill=0.6, share=0.4, device="NVIDIA A100")
+    made(runs / "doom" / "broken", make_run("rnd", DOOM, 500_000, 1), skill=0.6)
     (runs / "doom" / "broken" / "visits.json").write_text("<b>")
     return runs
 
@@ -710,7 +713,7 @@ def test_nothing_is_asked_for_and_everything_is_said_in_words(report: Path) -> N
 
 
 def test_by_default_everything_lies_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made(tmp_path / "run", run_of("csd", "chain-8", 1000, 0), skill=1.0)
+    run = made(tmp_path / "run", make_run("csd", "chain-8", 1000, 0), skill=1.0)
     assert cli.main(["report", str(run)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"The page: {run / 'report' / 'index.html'}"
     assert "| run | CSD | 0 | whole |" in (run / "report" / "table.md").read_text()
@@ -771,10 +774,10 @@ def test_intervals_begin_with_three_runs_and_few_are_shown_one_by_one(
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("nasty")
     for i, name in enumerate(NASTY):
-        run = replace(run_of("csd", "chain-8", 1000, i), name=name, environment=NASTY[i % 2])
+        run = replace(make_run("csd", "chain-8", 1000, i), name=name, environment=NASTY[i % 2])
         made(runs / str(i), run, skill=i % 2, commit=name, device=name, date=name)
         if i % 2:
-            Folder(runs / str(i)).visited(Visits("nowhere", 1000))
+            RunFolder(runs / str(i)).save_visits(VisitCounts("nowhere", 1000))
     (runs / "<img src=x>").mkdir()
     (runs / "<img src=x>" / "settings.json").write_text("{")
     (runs / "<img src=x>" / "progress.csv").write_text("")

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from onefold.errors import InputError
-from onefold.rl.small import Chain, DeepSea
+from onefold.rl.small_envs import Chain, DeepSea
 
 
 def played(env: gymnasium.Env, actions: list[int]) -> tuple[list[float], list[tuple[float, float]]]:

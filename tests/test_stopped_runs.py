@@ -24,15 +24,15 @@ from onefold.core import storage
 from onefold.core.signals import interruptible, terminated_as_interrupted
 from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.rl.agents import ReplaySettings
-from onefold.rl.folder import CHECKPOINT, EPISODES, LIGHT, LOCK, NETWORKS, PROGRESS, SETTINGS, Folder
+from onefold.rl.console import format_duration
 from onefold.rl.grid import final_return
 from onefold.rl.play import Player
 from onefold.rl.replay import Replay
+from onefold.rl.run_folder import CHECKPOINT, EPISODES, LOCK, NETWORKS, NETWORKS_KIND, PROGRESS, SETTINGS, RunFolder
 from onefold.rl.runs import resume, train
-from onefold.rl.settings import run_of
-from onefold.rl.told import lasting
+from onefold.rl.settings import make_run
 
-RUN = run_of("dqn", "chain-8", 800, 0)
+RUN = make_run("dqn", "chain-8", 800, 0)
 GRID = ["rl", "grid", "--agents", "dqn", "--envs", "chain-8", "--seeds", "0", "--frames", "800", "--device", "cpu"]
 
 
@@ -48,14 +48,14 @@ def until(rows: Any, frames: int = 10**9) -> None:
 
 
 def networks(folder: Path) -> tuple[dict[str, Any], int]:
-    tensors, header = storage.load(folder / NETWORKS, LIGHT)
+    tensors, header = storage.load(folder / NETWORKS, NETWORKS_KIND)
     return {name: t.tolist() for name, t in tensors.items()}, header["frames"]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    until(train(RUN, folder, device="cpu", every=200))
+    until(train(RUN, folder, device="cpu", checkpoint_every=200))
     return folder
 
 
@@ -104,7 +104,7 @@ def test_damaged_rows_are_named_and_the_others_kept(whole: Path, tmp_path: Path)
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     for name, at in ((PROGRESS, "100"), (EPISODES, "3")):
-        rows = Folder(whole).rows(name)
+        rows = RunFolder(whole).read_table(name)
         lines = (whole / name).read_text().splitlines()[1:]
         bad = {1: "\0" * 40, 5: lines[5].replace(",", ",x", 1), 9: lines[9].rsplit(",", 1)[0], 11: "", 13: "1" * 9000}
         bad[20] = lines[20].replace(rows[20]["frames"], at if name == EPISODES else "790", 1)
@@ -113,9 +113,9 @@ def test_damaged_rows_are_named_and_the_others_kept(whole: Path, tmp_path: Path)
         until(resume(out, device="cpu"))
     texts = sorted(str(warning.message) for warning in caught)
     for name, text in zip((EPISODES, PROGRESS), texts, strict=True):
-        kept = [row for i, row in enumerate(Folder(whole).rows(name)) if i not in (1, 5, 9, 11, 13, 20)]
+        kept = [row for i, row in enumerate(RunFolder(whole).read_table(name)) if i not in (1, 5, 9, 11, 13, 20)]
         assert text == f"{out / name}: damaged rows are left out (6). The other {len(kept):,} are kept."
-        assert Folder(out).rows(name) == kept
+        assert RunFolder(out).read_table(name) == kept
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         until(resume(out, device="cpu"))
@@ -146,14 +146,14 @@ def test_a_grid_mends_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments, out = [*GRID, "-o", str(tmp_path)], tmp_path / "dqn/chain-8/seed0"
     assert main(arguments) == 0
     damaged(out / PROGRESS, {1: "x"})
-    rows = len(Folder(out).rows(PROGRESS))
+    rows = len(RunFolder(out).read_table(PROGRESS))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert main(arguments) == 0
     assert f"progress.csv: damaged rows are left out (1). The other {rows} are kept" in capsys.readouterr().err
     assert main(arguments) == 0
     assert "done before: 800 frames" in capsys.readouterr().err
-    assert len(Folder(out).rows(PROGRESS)) == rows
+    assert len(RunFolder(out).read_table(PROGRESS)) == rows
     damaged(out / EPISODES, {1: "x"})
     with pytest.warns(OnefoldWarning, match=r"episodes\.csv: is damaged: line 3"):
         assert math.isnan(final_return(out))
@@ -197,7 +197,7 @@ def test_a_killed_process_costs_a_grid_one_run_and_that_goes_on(
     many = [*grid, "-o", "runs", "--engine", "processes", "--workers", "2"]
 
     def kill_one() -> None:
-        while not (seeds[1] / PROGRESS).exists() or len(Folder(seeds[1]).rows(PROGRESS)) < 100:  # 400 frames
+        while not (seeds[1] / PROGRESS).exists() or len(RunFolder(seeds[1]).read_table(PROGRESS)) < 100:  # 400 frames
             time.sleep(0.02)
         lock = str((seeds[1] / LOCK).absolute())
         (own,) = [pid for pid in family(os.getpid()) if lock in map(os.readlink, Path(f"/proc/{pid}/fd").iterdir())]
@@ -210,7 +210,7 @@ def test_a_killed_process_costs_a_grid_one_run_and_that_goes_on(
     said = capsys.readouterr().err
     assert said.count("failed: its process was killed or ran out of memory") == 1
     assert said.count(f": {frames:,} frames") == 1
-    assert Folder(seeds[1]).trained() < Folder(seeds[0]).trained() == frames
+    assert RunFolder(seeds[1]).trained_frames() < RunFolder(seeds[0]).trained_frames() == frames
     (seeds[0] / NETWORKS).write_bytes((seeds[0] / NETWORKS).read_bytes()[:-9])
     assert main(many) == 0
     assert main([*grid, "-o", "alone"]) == 0
@@ -230,7 +230,7 @@ def test_runs_on_ray_are_where_they_were_asked_for(tmp_path: Path, monkeypatch: 
     try:
         for _ in range(2):
             assert main([*GRID, "-o", "runs", "--engine", "ray"]) == 0
-            assert Folder(Path("runs/dqn/chain-8/seed0")).trained() == 800
+            assert RunFolder(Path("runs/dqn/chain-8/seed0")).trained_frames() == 800
     finally:
         ray.shutdown()
     assert not list((tmp_path / "cluster").iterdir())
@@ -243,7 +243,7 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
         until(resume(tmp_path / "run", device="cpu"))
     until(first)
     until(resume(tmp_path / "run", device="cpu"))  # it is free again
-    assert len(Folder(tmp_path / "run").rows(PROGRESS)) == 200
+    assert len(RunFolder(tmp_path / "run").read_table(PROGRESS)) == 200
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Sign
     out = tmp_path / "run"
     options = ["--agent", "dqn", "--env", "chain-8", "--frames", "1e5", "-o", str(out)]
     if command == "resume":
-        until(train(run_of("dqn", "chain-8", 100_000, 0), out, device="cpu"), 400)
+        until(train(make_run("dqn", "chain-8", 100_000, 0), out, device="cpu"), 400)
         options = [str(out)]
-    before = len(Folder(out).rows(PROGRESS)) if out.exists() else 0
+    before = len(RunFolder(out).read_table(PROGRESS)) if out.exists() else 0
     arguments = [sys.executable, "-m", "onefold.cli", "rl", command, *options, "--device", "cpu"]
     environment = {**os.environ, "JAXTYPING_DISABLE": "1"}
     process = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     deadline = time.monotonic() + 600
-    while not (out / PROGRESS).exists() or len(Folder(out).rows(PROGRESS)) <= before:
+    while not (out / PROGRESS).exists() or len(RunFolder(out).read_table(PROGRESS)) <= before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(sign)
@@ -269,13 +269,13 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Sign
     assert process.returncode == 130
     assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")
     _, frames = networks(out)
-    assert frames >= int(Folder(out).rows(PROGRESS)[-1]["frames"]) > 0
+    assert frames >= int(RunFolder(out).read_table(PROGRESS)[-1]["frames"]) > 0
     until(resume(out, device="cpu"), frames + 400)
-    assert int(Folder(out).rows(PROGRESS)[-1]["frames"]) >= frames + 400
+    assert int(RunFolder(out).read_table(PROGRESS)[-1]["frames"]) >= frames + 400
 
 
 def test_a_run_of_a_few_frames_ends(tmp_path: Path) -> None:
-    until(train(run_of("dqn", "chain-8", 3, 0, num_envs=1), tmp_path / "run", device="cpu"))
+    until(train(make_run("dqn", "chain-8", 3, 0, num_envs=1), tmp_path / "run", device="cpu"))
     assert networks(tmp_path / "run")[1] == 3
 
 
@@ -300,7 +300,7 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(
     assert f"{out / PROGRESS}: {os.strerror(errno.ENOSPC)}; make room and go on with: onefold rl resume {out}" in error
     monkeypatch.undo()
     assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
-    assert len(Folder(out).rows(PROGRESS)) == 200
+    assert len(RunFolder(out).read_table(PROGRESS)) == 200
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -326,7 +326,7 @@ def test_a_disk_that_is_full_for_tensorboard_is_one_line(
     said = capfd.readouterr().err
     assert said.count("warning: TensorBoard gets no more of this run (No space left on device), which goes on") == 1
     assert "Traceback" not in said
-    assert Folder(tmp_path / "run").trained() == 600
+    assert RunFolder(tmp_path / "run").trained_frames() == 600
 
 
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,12 +373,12 @@ def test_a_checkpoint_is_as_large_as_what_was_seen() -> None:
 
 def test_points_after_the_checkpoint_are_gone_from_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    until(train(RUN, tmp_path / "run", device="cpu", every=200), 500)
+    until(train(RUN, tmp_path / "run", device="cpu", checkpoint_every=200), 500)
     until(resume(tmp_path / "run", device="cpu"))
     events = accumulator.EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     steps = [event.step for event in events.Scalars("return")]
-    assert steps == [int(row["frames"]) for row in Folder(tmp_path / "run").rows(PROGRESS)]
+    assert steps == [int(row["frames"]) for row in RunFolder(tmp_path / "run").read_table(PROGRESS)]
 
 
 def test_small_worlds_use_one_thread(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_small_worlds_use_one_thread(tmp_path: Path) -> None:
 
 
 def test_networks_of_a_run_that_is_not_done_say_so(tmp_path: Path) -> None:
-    until(train(RUN, tmp_path / "run", device="cpu", every=200), 500)
+    until(train(RUN, tmp_path / "run", device="cpu", checkpoint_every=200), 500)
     with pytest.warns(OnefoldWarning, match="were trained for 400 of 800 frames"):
         Player(tmp_path / "run", 0, 0.0)
 
@@ -411,11 +411,16 @@ def test_nobody_waits_for_long_to_hear_of_a_slow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows, lines and checkpoints come by the clock, too; and what is worth a remark is said once."""
-    for name, seconds in (("runs.PATIENCE", 0.02), ("runs.SAFE", 0.05), ("told.PAUSE", 0.01), ("told.SLOW", 0.0)):
+    for name, seconds in (
+        ("runs.REPORT_SECONDS", 0.02),
+        ("runs.CHECKPOINT_SECONDS", 0.05),
+        ("console.LINE_SECONDS", 0.01),
+        ("console.SLOW_SECONDS", 0.0),
+    ):
         monkeypatch.setattr(f"onefold.rl.{name}", seconds)
     kept: list[int] = []
-    keep = Folder.keep
-    monkeypatch.setattr(Folder, "keep", lambda *args: kept.append(1) or keep(*args))
+    keep = RunFolder.save_checkpoint
+    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *args: kept.append(1) or keep(*args))
     monkeypatch.setattr("onefold.rl.runs.REPORTS", 1)
     options = [
         "--env",
@@ -432,7 +437,7 @@ def test_nobody_waits_for_long_to_hear_of_a_slow_run(
     assert main(["rl", "train", *options, "-o", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("on a CPU, 4 environments, learning begins after 500 frames")
-    assert len(Folder(tmp_path / "run").rows(PROGRESS)) > 10
+    assert len(RunFolder(tmp_path / "run").read_table(PROGRESS)) > 10
     assert sum(" frames, " in line and "/s" in line for line in said) > 10
     assert any(re.search(r": [\d.]+ min left, 1,\d\d\d frames, ", line) for line in said)
     assert not any(re.search(r"left, [1-4]?\d?\d frames, ", line) for line in said)
@@ -443,7 +448,7 @@ def test_nobody_waits_for_long_to_hear_of_a_slow_run(
 
 @pytest.mark.parametrize(("seconds", "words"), [(30, "0.5 min"), (7100, "118.3 min"), (7300, "2.0 h"), (2e5, "2 days")])
 def test_how_long_it_takes_is_said_in_fitting_units(seconds: float, words: str) -> None:
-    assert lasting(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_many_runs_that_cannot_begin_say_so_once(
@@ -459,8 +464,10 @@ def test_a_world_that_is_not_known_here_is_named(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Networks of a run in it are as good as any."""
-    tensors, header = storage.load(whole / NETWORKS, LIGHT)
-    storage.save(tmp_path / NETWORKS, LIGHT, tensors, {**header, "run": {**header["run"], "environment": "Mine-v0"}})
+    tensors, header = storage.load(whole / NETWORKS, NETWORKS_KIND)
+    storage.save(
+        tmp_path / NETWORKS, NETWORKS_KIND, tensors, {**header, "run": {**header["run"], "environment": "Mine-v0"}}
+    )
     assert main(["rl", "eval", str(tmp_path)]) == 2
     assert "there is no environment 'Mine-v0'" in capsys.readouterr().err
 

@@ -22,12 +22,12 @@ from gymnasium import spaces
 from pids import family, gone, running
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl import vector
+from onefold.rl import vector_env
 from onefold.rl.doom import MyWayHome
-from onefold.rl.rows import Steps, episode_seed
-from onefold.rl.small import Chain
-from onefold.rl.vector import Environments, Local, Workers
-from onefold.rl.worker import Task, Worker, core
+from onefold.rl.env_table import Steps, episode_seed
+from onefold.rl.small_envs import Chain
+from onefold.rl.vector_env import LocalVectorEnv, VectorEnv, WorkerVectorEnv
+from onefold.rl.worker import Worker, WorkerTask, current_core
 
 SEED = 11
 
@@ -38,12 +38,12 @@ def my_way_home(number: int) -> MyWayHome:
 
 
 @pytest.fixture
-def hired() -> Iterator[Callable[..., Workers]]:
+def hired() -> Iterator[Callable[..., WorkerVectorEnv]]:
     """Workers that are gone after the test, whatever happens in it."""
-    pools: list[Workers] = []
+    pools: list[WorkerVectorEnv] = []
 
-    def hire(*args, **settings) -> Workers:
-        pools.append(Workers(*args, **settings))
+    def hire(*args, **settings) -> WorkerVectorEnv:
+        pools.append(WorkerVectorEnv(*args, **settings))
         return pools[-1]
 
     yield hire
@@ -54,7 +54,7 @@ def hired() -> Iterator[Callable[..., Workers]]:
 class Witness:
     """Knows what every environment has to answer, by playing each of its episodes beside it."""
 
-    def __init__(self, pool: Environments) -> None:
+    def __init__(self, pool: VectorEnv) -> None:
         self.pool = pool
         self.worlds = [Counting(i) for i in range(pool.count)]
         self.episodes = np.full(pool.count, -1)
@@ -90,12 +90,14 @@ class Witness:
             self.check(actions, self.pool.collect())
 
 
-def staff(pool: Workers) -> list[int]:
+def staff(pool: WorkerVectorEnv) -> list[int]:
     return [worker.pid for worker in pool._staff]
 
 
-@pytest.mark.parametrize("make", [lambda: Local(Counting, 5, SEED), lambda: Workers(Counting, 5, SEED, workers=2)])
-def test_answers_follow_from_seed_and_actions(make: Callable[[], Environments]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: LocalVectorEnv(Counting, 5, SEED), lambda: WorkerVectorEnv(Counting, 5, SEED, workers=2)]
+)
+def test_answers_follow_from_seed_and_actions(make: Callable[[], VectorEnv]) -> None:
     pool, rng = make(), np.random.default_rng(0)
     assert (pool.count, pool.frame, pool.dtype, pool.actions) == (5, (3, 4), np.uint8, 5)
     for _ in range(2):  # a reset begins the run again
@@ -109,8 +111,11 @@ def test_answers_follow_from_seed_and_actions(make: Callable[[], Environments]) 
 
 
 @pytest.mark.parametrize("workers", [3, 20])
-def test_workers_answer_as_one_process_does(workers: int, hired: Callable[..., Workers]) -> None:
-    pools, rng = [Local(Counting, 7, SEED), hired(Counting, 7, SEED, workers=workers)], np.random.default_rng(workers)
+def test_workers_answer_as_one_process_does(workers: int, hired: Callable[..., WorkerVectorEnv]) -> None:
+    pools, rng = (
+        [LocalVectorEnv(Counting, 7, SEED), hired(Counting, 7, SEED, workers=workers)],
+        np.random.default_rng(workers),
+    )
     same(*(pool.reset() for pool in pools))
     for _ in range(60):
         actions = rng.integers(5, size=7)
@@ -122,14 +127,14 @@ def test_workers_answer_as_one_process_does(workers: int, hired: Callable[..., W
 
 
 def test_the_worker_on_its_owners_core_is_woken_last(
-    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+    hired: Callable[..., WorkerVectorEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert core() in os.sched_getaffinity(0)
+    assert current_core() in os.sched_getaffinity(0)
     pool, woken, go = hired(Counting, 4, SEED, workers=4), [], Worker.go
     pool.reset()
     monkeypatch.setattr(Worker, "go", lambda self: (woken.append(self.core), go(self)))
     for here in {worker.core for worker in pool._staff}:
-        monkeypatch.setattr(vector, "core", lambda here=here: here)
+        monkeypatch.setattr(vector_env, "current_core", lambda here=here: here)
         pool.send(np.zeros(4, np.int64))
         pool.collect()
         assert len(woken) == 4
@@ -143,8 +148,8 @@ def same(first: Steps, second: Steps) -> None:
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
-def test_games_in_workers_are_the_same_games(hired: Callable[..., Workers]) -> None:
-    local, pool = Local(my_way_home, 4, SEED), hired(my_way_home, 4, SEED, workers=2)
+def test_games_in_workers_are_the_same_games(hired: Callable[..., WorkerVectorEnv]) -> None:
+    local, pool = LocalVectorEnv(my_way_home, 4, SEED), hired(my_way_home, 4, SEED, workers=2)
     rng = np.random.default_rng(0)
     same(local.reset(), pool.reset())
     for _ in range(150):
@@ -156,7 +161,7 @@ def test_games_in_workers_are_the_same_games(hired: Callable[..., Workers]) -> N
 
 
 def test_environments_differ_and_runs_differ() -> None:
-    firsts = [Local(my_way_home, 3, seed) for seed in (1, 2)]
+    firsts = [LocalVectorEnv(my_way_home, 3, seed) for seed in (1, 2)]
     frames = np.concatenate([pool.reset().frames for pool in firsts])
     for pool in firsts:
         pool.close()
@@ -166,7 +171,7 @@ def test_environments_differ_and_runs_differ() -> None:
 
 
 def test_answers_are_copies() -> None:
-    pool = Local(Counting, 2, SEED)
+    pool = LocalVectorEnv(Counting, 2, SEED)
     first = pool.reset()
     kept = first.frames.copy()
     pool.send(np.array([1, 2]))
@@ -174,7 +179,7 @@ def test_answers_are_copies() -> None:
     assert (first.frames == kept).all()
 
 
-def test_vectors_of_numbers_too(hired: Callable[..., Workers]) -> None:
+def test_vectors_of_numbers_too(hired: Callable[..., WorkerVectorEnv]) -> None:
     pool = hired(chain, 3, SEED, workers=2)
     assert pool.dtype == np.float32
     assert pool.reset().frames.tolist() == [[1, 1, 0, 0]] * 3
@@ -188,7 +193,7 @@ def chain(number: int) -> Chain:
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(150, marks=pytest.mark.slow)])
-def test_killed_workers_mix_nothing_up(kills: int, hired: Callable[..., Workers]) -> None:
+def test_killed_workers_mix_nothing_up(kills: int, hired: Callable[..., WorkerVectorEnv]) -> None:
     """At any moment of their work, and now and then while one of them is just being replaced."""
     pool = hired(functools.partial(Counting, slow=0.0003), 6, SEED, workers=3)
     witness, rng, done = Witness(pool), np.random.default_rng(0), threading.Event()
@@ -230,7 +235,7 @@ def test_killed_workers_mix_nothing_up(kills: int, hired: Callable[..., Workers]
     ],
 )
 def test_a_failing_worker_is_replaced(
-    misdeed: str, reason: str, tmp_path: Path, hired: Callable[..., Workers], caplog: pytest.LogCaptureFixture
+    misdeed: str, reason: str, tmp_path: Path, hired: Callable[..., WorkerVectorEnv], caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = hired(functools.partial(Counting, trouble=tmp_path), 4, SEED, workers=2, timeout=10.0)
     witness, rng, before = Witness(pool), np.random.default_rng(0), staff(pool)
@@ -246,7 +251,7 @@ def test_a_failing_worker_is_replaced(
 
 
 def test_an_environment_does_not_end_the_program(tmp_path: Path) -> None:
-    pool = Local(functools.partial(Counting, trouble=tmp_path), 2, SEED)
+    pool = LocalVectorEnv(functools.partial(Counting, trouble=tmp_path), 2, SEED)
     pool.reset()
     (tmp_path / "1-exit").touch()
     pool.send(np.zeros(2, np.int64))
@@ -255,10 +260,10 @@ def test_an_environment_does_not_end_the_program(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_end_was_killed_by_nobody_else(
-    hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hired: Callable[..., WorkerVectorEnv], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its environment closed all files, and the worker's pipe with them."""
-    monkeypatch.setattr("onefold.rl.worker.PARTING", 0.2)
+    monkeypatch.setattr("onefold.rl.worker.STOP_SECONDS", 0.2)
     pool = hired(deaf, 1, SEED, workers=1)
     pool.reset()
     with caplog.at_level(logging.WARNING):
@@ -267,7 +272,7 @@ def test_a_worker_that_does_not_end_was_killed_by_nobody_else(
     assert caplog.messages == ["worker 0 of 1 is replaced: closed its pipe and did not end within 0.2 s"]
 
 
-def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
+def test_a_stopped_worker_is_replaced(hired: Callable[..., WorkerVectorEnv]) -> None:
     pool = hired(Counting, 4, SEED, workers=2, timeout=10.0)
     witness, rng, before = Witness(pool), np.random.default_rng(0), staff(pool)
     witness.check(None, pool.reset())
@@ -279,13 +284,13 @@ def test_a_stopped_worker_is_replaced(hired: Callable[..., Workers]) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_worker_that_dies_while_others_are_replaced(
-    count: int, hired: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
+    count: int, hired: Callable[..., WorkerVectorEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one has answered by then, and its answers go with it: all begin new episodes in the same step."""
     pool = hired(Counting, 2 * count, SEED, workers=count)
     witness, rng, before, hire = Witness(pool), np.random.default_rng(0), staff(pool), pool._hire
 
-    def hire_in_bad_times(task: Task) -> Worker:
+    def hire_in_bad_times(task: WorkerTask) -> Worker:
         if task.start == 0:
             os.kill(before[-1], signal.SIGKILL)
             assert gone(before[-1:])
@@ -301,13 +306,13 @@ def test_a_worker_that_dies_while_others_are_replaced(
 
 
 def test_a_worker_that_hangs_as_it_starts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patience in ("START", "PARTING"):
-        monkeypatch.setattr(vector, patience, 0.3)
+    for patience in ("START_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(vector_env, patience, 0.3)
     with pytest.raises(OnefoldError, match="environments 0 to 1 do not start: gave no answer in time"):
-        Workers(functools.partial(sleepy, tired=1), 2, SEED, workers=1, timeout=0.3)
+        WorkerVectorEnv(functools.partial(sleepy, tired=1), 2, SEED, workers=1, timeout=0.3)
 
 
-def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callable[..., Workers]) -> None:
+def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callable[..., WorkerVectorEnv]) -> None:
     pool = hired(functools.partial(Counting, trouble=tmp_path), 2, SEED, workers=1)
     pool.reset()
     (tmp_path / "die").touch()
@@ -324,19 +329,21 @@ def test_a_worker_that_is_always_lost_ends_the_run(tmp_path: Path, hired: Callab
 def test_environments_that_do_not_start() -> None:
     before = set(family(os.getpid()))
     with pytest.raises(OnefoldError, match="environments 2 to 3 do not start: LookupError: no world has the number 2"):
-        Workers(functools.partial(fragile, broken=2), 4, SEED, workers=2)
+        WorkerVectorEnv(functools.partial(fragile, broken=2), 4, SEED, workers=2)
     with pytest.raises(OnefoldError, match="environment 0 cannot be made: LookupError: no world has the number 0"):
-        Workers(functools.partial(fragile, broken=0), 4, SEED, workers=2)
+        WorkerVectorEnv(functools.partial(fragile, broken=0), 4, SEED, workers=2)
     with pytest.raises(OnefoldError, match="environment 0 cannot be made: SystemExit: no licence for 0"):
-        Local(leaving, 4, SEED)
+        LocalVectorEnv(leaving, 4, SEED)
     with pytest.raises(OnefoldError, match="a worker cannot be started"):
-        Workers(lambda number: Counting(number), 4, SEED, workers=2)
+        WorkerVectorEnv(lambda number: Counting(number), 4, SEED, workers=2)
     helper = {pid for pid in family(os.getpid()) if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text()}
     assert set(family(os.getpid())) - before - helper == set()
 
 
-@pytest.mark.parametrize("make", [lambda: Local(Counting, 6, SEED), lambda: Workers(Counting, 6, SEED, workers=2)])
-def test_restored_runs_continue_exactly(make: Callable[[], Environments]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: LocalVectorEnv(Counting, 6, SEED), lambda: WorkerVectorEnv(Counting, 6, SEED, workers=2)]
+)
+def test_restored_runs_continue_exactly(make: Callable[[], VectorEnv]) -> None:
     pool, again, rng = make(), make(), np.random.default_rng(3)
     steps, taken, ended = pool.reset(), [[] for _ in range(6)], 0
     for i in range(60):
@@ -365,7 +372,7 @@ def note(taken: list[list[int]], actions: np.ndarray, steps: Steps) -> None:
 
 
 def test_restored_games_continue_exactly() -> None:
-    pool, again = Local(my_way_home, 2, SEED), Local(my_way_home, 2, SEED)
+    pool, again = LocalVectorEnv(my_way_home, 2, SEED), LocalVectorEnv(my_way_home, 2, SEED)
     rng = np.random.default_rng(0)
     pool.reset()
     actions = rng.integers(3, size=(120, 2))
@@ -381,7 +388,7 @@ def test_restored_games_continue_exactly() -> None:
     again.close()
 
 
-def test_a_loss_while_restoring_is_told(tmp_path: Path, hired: Callable[..., Workers]) -> None:
+def test_a_loss_while_restoring_is_told(tmp_path: Path, hired: Callable[..., WorkerVectorEnv]) -> None:
     pool = hired(functools.partial(Counting, trouble=tmp_path), 2, SEED, workers=2)
     (tmp_path / "1-die").touch()
     with pytest.raises(OnefoldError, match="restore them once more"):
@@ -391,7 +398,7 @@ def test_a_loss_while_restoring_is_told(tmp_path: Path, hired: Callable[..., Wor
 
 
 def test_misuse_is_refused() -> None:
-    pool = Local(Counting, 2, SEED)
+    pool = LocalVectorEnv(Counting, 2, SEED)
     pool.reset()
     for actions in ([0], [0, 5], [0, -1]):
         with pytest.raises(InputError, match="2 actions from 0 to 4"):
@@ -411,7 +418,7 @@ def test_misuse_is_refused() -> None:
         pool.restore(np.array([0, 0]), [[1] * 40, []])
     for count, workers, timeout in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0)):
         with pytest.raises(InputError, match="environments, workers and time"):
-            Workers(Counting, count, SEED, workers=workers, timeout=timeout)
+            WorkerVectorEnv(Counting, count, SEED, workers=workers, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +432,7 @@ def test_other_kinds_of_environments_are_refused(space: str, match: str) -> None
         return env
 
     with pytest.raises(InputError, match=match):
-        Local(make, 1, SEED)
+        LocalVectorEnv(make, 1, SEED)
 
 
 def test_more_actions_than_a_replay_can_hold_are_refused() -> None:
@@ -435,11 +442,11 @@ def test_more_actions_than_a_replay_can_hold_are_refused() -> None:
         return env
 
     with pytest.raises(InputError, match="at most 256 actions, not 257"):
-        Local(make, 1, SEED)
+        LocalVectorEnv(make, 1, SEED)
 
 
 def test_the_closed_answer_no_more() -> None:
-    pool = Workers(Counting, 2, SEED, workers=2)
+    pool = WorkerVectorEnv(Counting, 2, SEED, workers=2)
     pids = staff(pool)
     pool.close()
     pool.close()
@@ -449,14 +456,14 @@ def test_the_closed_answer_no_more() -> None:
 
 
 def test_the_forgotten_are_let_go() -> None:
-    pool = Workers(Counting, 2, SEED, workers=2)
+    pool = WorkerVectorEnv(Counting, 2, SEED, workers=2)
     pids = staff(pool)
     del pool
     gc.collect()
     assert gone(pids)
 
 
-def test_a_dead_worker_takes_its_games_along(hired: Callable[..., Workers]) -> None:
+def test_a_dead_worker_takes_its_games_along(hired: Callable[..., WorkerVectorEnv]) -> None:
     """One that is killed, that is; and no game's shared memory has a name that could be left behind."""
     pool = hired(my_way_home, 2, SEED, workers=2)
     pool.reset()
@@ -476,12 +483,12 @@ def test_a_dead_worker_takes_its_games_along(hired: Callable[..., Workers]) -> N
 SCRIPT = """
     import signal, sys, time
     import numpy as np
-    from onefold.rl.vector import Workers
+    from onefold.rl.vector_env import WorkerVectorEnv
     from test_vector import my_way_home, staff, family
 
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-        pool = Workers(my_way_home, 2, 0, workers=2)
+        pool = WorkerVectorEnv(my_way_home, 2, 0, workers=2)
         pool.reset()
         print(*(pid for worker in staff(pool) for pid in [worker, *family(worker)]), flush=True)
         while sys.argv[1] == "go on":
@@ -500,7 +507,11 @@ def test_workers_leave_with_their_owner(end: signal.Signals | None, tmp_path: Pa
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+            "JAXTYPING_DISABLE": "1",
+        },
     )
     assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from onefold.rl.told import check, counted, shown, told, under_way
+from onefold.rl.console import check_runs, show_episodes, show_outcomes, show_total, show_training
 
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -55,14 +55,14 @@ class Train:
 
     def __call__(self) -> None:
         from onefold.rl.runs import train
-        from onefold.rl.settings import changed, run_of
+        from onefold.rl.settings import make_run, override_settings
 
         _look_here(self.env)
-        run = run_of(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
-        run = changed(run, self.settings)
+        run = make_run(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
+        run = override_settings(run, self.settings)
         how = _how(self.device, self.workers, self.checkpoint)
-        check([run])
-        shown(train(run, self.out, **how), run, self.device)
+        check_runs([run])
+        show_training(train(run, self.out, **how), run, self.device)
         _trained(self.out, self.env)
 
 
@@ -89,17 +89,19 @@ class Resume:
 
     def __call__(self) -> None:
         from onefold.errors import FileError
-        from onefold.rl.folder import Folder
-        from onefold.rl.runs import lengthened, resume
+        from onefold.rl.run_folder import RunFolder
+        from onefold.rl.runs import extend_run, resume
 
         frames = _maybe(self.frames, "--frames")
-        run = lengthened(Folder(self.run).run(), frames)
+        run = extend_run(RunFolder(self.run).read_run(), frames)
         _import(self.env, run.environment)
         with contextlib.suppress(FileError):  # networks that are damaged will be written anew
-            if Folder(self.run).trained() >= run.frames:
+            if RunFolder(self.run).trained_frames() >= run.frames:
                 print(f"{self.run}: has been trained to its end before; --frames trains it longer")
                 return
-        shown(resume(self.run, frames=frames, **_how(self.device, self.workers, self.checkpoint)), run, self.device)
+        show_training(
+            resume(self.run, frames=frames, **_how(self.device, self.workers, self.checkpoint)), run, self.device
+        )
         _trained(self.run, run.environment)
 
 
@@ -136,15 +138,15 @@ class Grid:
         return "the same command"
 
     def __call__(self) -> int:
-        from onefold.rl.grid import done, jobs
+        from onefold.rl.grid import plan_grid, run_jobs
 
-        how: dict[str, Any] = {"device": self.device, "every": _maybe(self.checkpoint, "--checkpoint")}
+        how: dict[str, Any] = {"device": self.device, "checkpoint_every": _maybe(self.checkpoint, "--checkpoint")}
         frames = _count(self.frames, "--frames")
         _look_here(*self.envs)
-        planned = jobs(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
-        check([job.run for job in planned], elsewhere=self.engine == "ray")
-        with under_way(planned):
-            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        planned = plan_grid(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
+        check_runs([job.run for job in planned], elsewhere=self.engine == "ray")
+        with show_total(planned):
+            failed = show_outcomes(run_jobs(planned, self.engine, _maybe(self.workers, "--workers")))
         if len(failed) < len(planned):
             print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
         return 1 if failed else 0
@@ -180,14 +182,16 @@ class Search:
         return "the same command"
 
     def __call__(self) -> int:
-        from onefold.rl.grid import done, final_return, trials
+        from onefold.rl.grid import final_return, plan_search, run_jobs
 
         frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
         _look_here(self.env)
-        planned = trials(self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device)
-        check([job.run for job in planned], elsewhere=self.engine == "ray")
-        with under_way(planned):
-            failed = told(done(planned, self.engine, _maybe(self.workers, "--workers")))
+        planned = plan_search(
+            self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device
+        )
+        check_runs([job.run for job in planned], elsewhere=self.engine == "ray")
+        with show_total(planned):
+            failed = show_outcomes(run_jobs(planned, self.engine, _maybe(self.workers, "--workers")))
         found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
         known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
         if known:
@@ -218,13 +222,13 @@ class Eval:
         import numpy as np
 
         from onefold.rl.play import Player
-        from onefold.rl.worlds import has_goal
+        from onefold.rl.registry import has_goal
 
         count = _count(self.episodes, "--episodes")
         _import(self.env)
         player = Player(self.run, self.seed, self.epsilon)
         _import(self.env, player.run.environment)
-        played, goal = list(counted(player.play(count), count)), has_goal(player.run.environment)
+        played, goal = list(show_episodes(player.play(count), count)), has_goal(player.run.environment)
         found = {
             "episodes": len(played),
             "return": float(np.mean([p.reward for p in played])),
@@ -253,10 +257,10 @@ class WatchIt:
     """Of where the episode starts."""
 
     def __call__(self) -> None:
-        from onefold.rl.movie import Movie
         from onefold.rl.play import Player
+        from onefold.rl.video import VideoFile
 
-        movie = Movie(self.out)
+        movie = VideoFile(self.out)
         played = next(Player(self.run, self.seed, self.epsilon).play(1, views=True))
         movie.write(played)
         end = "reached the goal" if played.reached else "did not reach the goal"
@@ -296,7 +300,7 @@ def _look_here(*envs: str) -> None:
 def _import(env: str | None, environment: str | None = None) -> None:
     """Import the module that was named with --env, which must be that of the run."""
     from onefold.errors import InputError
-    from onefold.rl.worlds import import_environment
+    from onefold.rl.registry import import_environment
 
     if env is None:
         return
@@ -310,7 +314,7 @@ def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str
     return {
         "device": device,
         "workers": _maybe(workers, "--workers"),
-        "every": _maybe(checkpoint, "--checkpoint"),
+        "checkpoint_every": _maybe(checkpoint, "--checkpoint"),
     }
 
 
@@ -325,7 +329,7 @@ def _count(value: float, name: str) -> int:
 
 
 def _trained(out: Path, environment: str) -> None:
-    from onefold.rl.worlds import DOOM
+    from onefold.rl.registry import DOOM_VARIANTS
 
-    look = f"onefold rl watch {out} -o play.gif" if environment in DOOM else f"onefold report {out}"
+    look = f"onefold rl watch {out} -o play.gif" if environment in DOOM_VARIANTS else f"onefold report {out}"
     print(f"Trained: {out}; look at it with: {look}")

@@ -20,9 +20,9 @@ from onefold.report.plates import INK, Panel, Plate, plain, tidy
 from onefold.report.runs_plots import Curve, Kind
 from onefold.report.runs_read import Record
 from onefold.report.runs_table import Row, World
-from onefold.rl.tasks import STARTS, Map, read_map
-from onefold.rl.visits import SLICES
-from onefold.rl.worlds import DOOM
+from onefold.rl.registry import DOOM_VARIANTS
+from onefold.rl.tasks import STARTS, GameMap, read_map
+from onefold.rl.visit_counts import SLICES
 
 TIMES = 5  # maps in a row
 TALLEST = 4.0  # of a map, in its widths: a column of single places would make a picture of gigabytes
@@ -41,7 +41,7 @@ class Places(NamedTuple):
     columns: Bool[np.ndarray, " c"]
     floor: Bool[np.ndarray, "r c"]
     bounds: tuple[float, float, float, float]
-    plan: Map | None
+    plan: GameMap | None
     spots: list[tuple[float, float]]
 
     @property
@@ -71,16 +71,16 @@ def places(world: World) -> Places | None:
     bounds, plan = records[0].bounds, _plan(world.name)
     if plan is None:
         return Places(seen.any(1), seen.any(0), seen, bounds, None, [])
-    start = STARTS[DOOM[world.name]]  # pyright: ignore[reportArgumentType]
+    start = STARTS[DOOM_VARIANTS[world.name]]  # pyright: ignore[reportArgumentType]
     spots = list(plan.spots.values()) if start is None else [plan.spots[start.spot]]
     everything = np.ones(len(seen), bool)
     return Places(everything, everything, inside(plan.walls, bounds, seen.shape), bounds, plan, spots)
 
 
-def _plan(name: str) -> Map | None:
+def _plan(name: str) -> GameMap | None:
     """MyWayHome's map, where its package is there to be read."""
     try:
-        return read_map() if name in DOOM else None
+        return read_map() if name in DOOM_VARIANTS else None
     except (FileError, MissingExtraError):
         return None
 

@@ -17,7 +17,7 @@ from onefold.report.runs_read import Record
 from onefold.report.runs_table import RETURN, SUCCESS, Row, Table, World
 from onefold.report.runs_text import made_by, seeds
 from onefold.report.shift_plots import Style
-from onefold.rl.worlds import has_goal
+from onefold.rl.registry import has_goal
 
 Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
 """Frames, and values at them; NaN where there is none."""

@@ -11,21 +11,21 @@ from jaxtyping import Float64, Int64
 
 from onefold.bench.checked import LONGEST, ORIGIN
 from onefold.errors import FileError, InputError, visible
-from onefold.rl.folder import (
+from onefold.rl.registry import has_goal
+from onefold.rl.run_folder import (
     EPISODE_COLUMNS,
     EPISODES,
     PROGRESS,
     PROGRESS_COLUMNS,
     SETTINGS,
     VISITS,
-    Folder,
-    json_of,
-    late,
+    RunFolder,
+    final_episodes,
     read_columns,
+    read_object,
 )
 from onefold.rl.settings import Run
-from onefold.rl.visits import CELLS, SLICES
-from onefold.rl.worlds import has_goal
+from onefold.rl.visit_counts import CELLS, SLICES
 
 COUNT = re.compile("[0-9]{1,14}")
 LARGEST_VALUE = 1e30  # of a return, a loss, …
@@ -67,7 +67,7 @@ class Record:
         unknown = figure == "success" and not has_goal(self.run.environment)
         if unknown or not self.whole or not len(self.episodes["frames"]):
             return None
-        found = late(self.episodes["frames"], self.episodes["environment"], self.run.frames)
+        found = final_episodes(self.episodes["frames"], self.episodes["environment"], self.run.frames)
         return float(self.episodes[figure][found].mean())
 
     @property
@@ -128,14 +128,14 @@ def read(path: Path, name: str) -> Record | None:
     """A run's folder, checked; None if its settings are of something else, a FileError if anything is damaged."""
     settings = path / SETTINGS
     try:
-        about = json_of(settings)
+        about = read_object(settings)
     except FileError:
         if (path / PROGRESS).exists():
             raise
         return None  # of some other program
     if "run" not in about:
         return None
-    run = Folder(path).run()
+    run = RunFolder(path).read_run()
     if max(len(run.name), len(run.environment)) > LONGEST:
         raise FileError(f"{settings}: has a name of more than {LONGEST} letters")
     progress = _columns(path / PROGRESS, PROGRESS_COLUMNS)
@@ -171,7 +171,7 @@ def _within(values: Float64[np.ndarray, " n"], low: float, high: float, path: Pa
 def _visits(path: Path) -> tuple[np.ndarray, tuple[float, float, float, float]]:
     if not path.is_file():
         raise FileError(f"{path}: is missing")
-    content = json_of(path)
+    content = read_object(path)
     counts, edges = _counts(content.get("counts")), content.get("bounds")
     if counts is None:
         raise FileError(f"{path}: is damaged: it has not {SLICES} grids of {CELLS} × {CELLS} counts")

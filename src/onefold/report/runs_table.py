@@ -12,9 +12,9 @@ from onefold.errors import InputError
 from onefold.report.curve_stats import Interval, Runs, improvement, improvement_interval, iqm, iqm_interval
 from onefold.report.runs_read import Record
 from onefold.rl.agents import AGENTS
+from onefold.rl.registry import DOOM_VARIANTS, adapt_agent
+from onefold.rl.registry import find_environment as world_of
 from onefold.rl.settings import Run
-from onefold.rl.worlds import DOOM, suited
-from onefold.rl.worlds import world as world_of
 
 BINS = 50  # of a world's frames, in its curves
 TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as the paper has them
@@ -139,7 +139,9 @@ class Table:
 def build(records: Sequence[Record]) -> Table:
     """The table of these runs; there is at least one."""
     worlds = []
-    for name in sorted({record.run.environment for record in records}, key=lambda name: (_place(name, DOOM), name)):
+    for name in sorted(
+        {record.run.environment for record in records}, key=lambda name: (_place(name, DOOM_VARIANTS), name)
+    ):
         own = sorted((r for r in records if r.run.environment == name), key=lambda r: (r.run.seed, r.path))
         titles = _named([record.run for record in own])
         rows: dict[str, list[Record]] = {}
@@ -197,7 +199,9 @@ def _named(runs: Sequence[Run]) -> dict[Run, str]:
 
 def _own(run: Run) -> dict[str, Any]:
     """Settings of an agent, and of how it learns, that are not those which its name stands for in its world."""
-    usual = dict(_flat(asdict(suited(AGENTS[run.name], run.environment, run.frames)))) if run.name in AGENTS else {}
+    usual = (
+        dict(_flat(asdict(adapt_agent(AGENTS[run.name], run.environment, run.frames)))) if run.name in AGENTS else {}
+    )
     own = {key: value for key, value in _flat(asdict(run.agent)) if key not in usual or value != usual[key]}
     own = own if usual else {key: value for key, value in own.items() if key != "bonus_weight.frames"}
     with contextlib.suppress(InputError):  # a world of Gymnasium's that is not installed here

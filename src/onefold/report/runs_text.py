@@ -14,8 +14,8 @@ from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, 
 from onefold.report.seeds import mean
 from onefold.report.shift_text import NONE, number
 from onefold.report.tables import Cell, TextTable, escape_markdown, markdown_table
-from onefold.rl.visits import SLICES
-from onefold.rl.worlds import has_goal
+from onefold.rl.registry import has_goal
+from onefold.rl.visit_counts import SLICES
 
 RULES = (
     "Final figures are over the episodes that ended in the last tenth of a run's frames (if none did, over the last of "

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from onefold.rl.bonus import CSDBonus, LastLayerGPBonus, RNDBonus
     from onefold.rl.intrinsic import IntrinsicReward
     from onefold.rl.runs import resume, train
-    from onefold.rl.settings import run_of
+    from onefold.rl.settings import make_run
 
 __all__ = [
-    "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "resume", "run_of",
+    "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "make_run", "resume",
     "train",
 ]  # fmt: skip
-HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "intrinsic", "run_of": "settings"}
+HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "intrinsic", "make_run": "settings"}
 HOMES |= {"resume": "runs", "train": "runs"}
 
 

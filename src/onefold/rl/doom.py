@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl.gym import gymnasium
-from onefold.rl.tasks import Variant, check_variant, vizdoom, write_scenario
+from onefold.rl.gymnasium_import import gymnasium
+from onefold.rl.tasks import Variant, check_variant, import_vizdoom, write_scenario
 
 SIDE = 42  # pixels of an observation
 STACK = 6  # observations of the registered environments
@@ -26,7 +26,7 @@ ACTIONS = ("turn left", "turn right", "move forward", "strafe left", "strafe rig
 BUTTONS = [[int(i == j) for j in range(len(ACTIONS))] for i in range(len(ACTIONS))]
 GAME_BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD", "MOVE_LEFT", "MOVE_RIGHT")
 NAMES: dict[Variant, str] = {"dense": "Dense", "sparse": "Sparse", "very_sparse": "VerySparse"}
-ONE_AT_A_TIME = threading.Lock()  # a game starts in the process's working folder
+START_LOCK = threading.Lock()  # a game starts in the process's working folder
 
 
 class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
@@ -41,7 +41,7 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
 
     def __init__(self, variant: Variant = "sparse", *, render_mode: str | None = None) -> None:
         check_variant(variant)
-        vizdoom()
+        import_vizdoom()
         if render_mode not in (None, "rgb_array"):
             raise InputError(f"render_mode is None or 'rgb_array', not {render_mode!r}")
         self.variant: Variant = variant
@@ -90,7 +90,7 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
             raise OnefoldError("MyWayHome: the game has ended by itself")
         self._screen = state.screen_buffer
         place = state.game_variables.astype(np.float32)
-        return shrink(self._screen), {"position": place[:2], "angle": float(place[2])}
+        return downscale(self._screen), {"position": place[:2], "angle": float(place[2])}
 
 
 def _register() -> None:
@@ -108,12 +108,12 @@ def start_game(variant: Variant) -> Any:
     What it puts into its working folder, and the shared memory through which it talks, lose their names as soon as it
     runs: then they vanish with the last process that uses them. The game itself ends with whoever has started it.
     """
-    game = _configured()
+    game = _configure_game()
     try:
-        with ONE_AT_A_TIME, tempfile.TemporaryDirectory(prefix="onefold-") as folder, contextlib.chdir(folder):
+        with START_LOCK, tempfile.TemporaryDirectory(prefix="onefold-") as folder, contextlib.chdir(folder):
             engine = game.get_vizdoom_path()
             _check_engine(engine)
-            game.set_vizdoom_path(_leashed(engine, Path(folder)))
+            game.set_vizdoom_path(_tie_to_parent(engine, Path(folder)))
             game.set_doom_scenario_path(str(write_scenario(variant, Path(folder))))
             game.init()
     except OnefoldError:
@@ -137,7 +137,7 @@ def _check_engine(path: str) -> None:
         raise RuntimeError(lines[-1] if lines else f"{path} ends with exit code {done.returncode}")
 
 
-def _leashed(path: str, folder: Path) -> str:
+def _tie_to_parent(path: str, folder: Path) -> str:
     """The engine, to be killed as soon as this process is no more, where the system can do that: left alone, a game
     waits for its next step for ever, and ends by no other signal."""
     script, leash = folder / "engine", "setpriv --pdeathsig KILL --"
@@ -147,9 +147,9 @@ def _leashed(path: str, folder: Path) -> str:
     return str(script) if sys.platform == "linux" and os.access(script, os.X_OK) else path
 
 
-def _configured() -> Any:
+def _configure_game() -> Any:
     """Return ViZDoom's own scenario with the smallest screen, in grey."""
-    vzd: Any = vizdoom()
+    vzd: Any = import_vizdoom()
     game, variables = vzd.DoomGame(), vzd.GameVariable
     game.set_vizdoom_path(str(Path(vzd.__file__).with_name("vizdoom")))
     game.set_doom_map("map01")
@@ -167,7 +167,7 @@ def _configured() -> Any:
     return game
 
 
-def _shares(inputs: int, outputs: int) -> Float32[np.ndarray, "{outputs} {inputs}"]:
+def _overlaps(inputs: int, outputs: int) -> Float32[np.ndarray, "{outputs} {inputs}"]:
     """How much of each input pixel lies in each output pixel, in whole numbers: 1 is an `outputs`-th of an input."""
     start = np.arange(outputs)[:, None] * inputs
     pixel = np.arange(inputs)[None] * outputs
@@ -176,11 +176,11 @@ def _shares(inputs: int, outputs: int) -> Float32[np.ndarray, "{outputs} {inputs
 
 
 # 120 : 42 = 20 : 7 and 160 : 42 = 80 : 21, so six equal bands of rows and two of columns shrink alike.
-ROWS = _shares(20, 7)
-COLUMNS = _shares(80, 21).T.copy()
+ROWS = _overlaps(20, 7)
+COLUMNS = _overlaps(80, 21).T.copy()
 
 
-def shrink(screen: UInt8[np.ndarray, "120 160"]) -> UInt8[np.ndarray, "42 42"]:
+def downscale(screen: UInt8[np.ndarray, "120 160"]) -> UInt8[np.ndarray, "42 42"]:
     """Area averages, rounded. The sums are whole numbers below 2²⁴, so float32 has them exactly, on every machine."""
     bands = ROWS @ screen.astype(np.float32).reshape(6, 20, 160)
     sums = bands.reshape(84, 80) @ COLUMNS

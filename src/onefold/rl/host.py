@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onefold.rl.rows import Steps
+from onefold.rl.env_table import Steps
 
 
 class Host:

@@ -6,7 +6,7 @@ import numpy as np
 
 from onefold.errors import InputError
 from onefold.rl.bonus import Curious, check_bonus
-from onefold.rl.gym import gymnasium
+from onefold.rl.gymnasium_import import gymnasium
 from onefold.rl.observations import copied, joined
 
 AutoresetMode = gymnasium.vector.AutoresetMode

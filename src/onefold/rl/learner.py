@@ -28,7 +28,7 @@ from onefold.rl.fused import fuse
 from onefold.rl.host import Host
 from onefold.rl.replay import Batch, Replay
 from onefold.rl.td import QNetwork, QOutputs, action_values, q_and_u, select, td_loss
-from onefold.rl.vector import Steps
+from onefold.rl.vector_env import Steps
 
 COMPILE_OPTIONS: dict[str, Any] = {"combo_kernels": True}  # merges the many small kernels that convert weights
 CENTRE_STACKS = 4096  # whose mean is the origin of the bonus's features

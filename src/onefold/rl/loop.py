@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onefold.rl.learner import Learner
-from onefold.rl.vector import Environments, Steps
+from onefold.rl.vector_env import Steps, VectorEnv
 
-GOAL = 0.5  # a reward of so much comes at a goal
+GOAL_REWARD = 0.5  # a reward of so much comes at a goal
 
 
 class Episode(NamedTuple):
@@ -24,7 +24,7 @@ class Episode(NamedTuple):
     reached: bool
 
 
-class Moment(NamedTuple):
+class LoopStep(NamedTuple):
     """After a step of all environments."""
 
     frames: int
@@ -32,13 +32,13 @@ class Moment(NamedTuple):
     ended: list[Episode]
 
 
-class Loop:
+class TrainingLoop:
     """While the environments make a step, the learner makes an update. It starts where `restore` left it.
 
     A GPU is asked for the update before the host waits for the actions, so that it never waits for the host.
     """
 
-    def __init__(self, learner: Learner, environments: Environments, frames: int, goal: float = GOAL) -> None:
+    def __init__(self, learner: Learner, environments: VectorEnv, frames: int, goal: float = GOAL_REWARD) -> None:
         self.learner, self.environments, self.total, self.goal = learner, environments, frames, goal
         self.frames = 0
         self.actions: NDArray[np.int64] = np.zeros(environments.count, np.int64)
@@ -47,7 +47,7 @@ class Loop:
         """What was done in the episodes that are under way, so that they can be begun again."""
         self.rewards, self.reached = np.zeros(environments.count), np.zeros(environments.count, bool)
 
-    def __iter__(self) -> Iterator[Moment]:
+    def __iter__(self) -> Iterator[LoopStep]:
         if self.frames == 0:
             yield self._observed(self.environments.reset())
         ahead = self.learner.device.type == "cuda"
@@ -93,7 +93,7 @@ class Loop:
         if every and self.frames >= every and self.frames % every < count:
             self.learner.reset_bonus(self.frames // every)
 
-    def _observed(self, steps: Steps) -> Moment:
+    def _observed(self, steps: Steps) -> LoopStep:
         self.frames += self.environments.count
         ended = []
         for e in range(self.environments.count):
@@ -106,4 +106,4 @@ class Loop:
             if steps.terminated[e] or steps.truncated[e]:
                 ended.append(Episode(self.frames, e, len(self.done[e]), float(self.rewards[e]), bool(self.reached[e])))
         self.learner.observe(steps)
-        return Moment(self.frames, steps, ended)
+        return LoopStep(self.frames, steps, ended)

@@ -13,16 +13,16 @@ from onefold.core import storage
 from onefold.core.batches import check_seed
 from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, warn
-from onefold.rl.folder import LIGHT, NETWORKS
+from onefold.rl.env_table import inspect_spaces
 from onefold.rl.light import unpacked
-from onefold.rl.loop import GOAL
-from onefold.rl.rows import form
+from onefold.rl.loop import GOAL_REWARD
+from onefold.rl.registry import DOOM_VARIANTS, find_environment, has_goal
+from onefold.rl.run_folder import NETWORKS, NETWORKS_KIND
 from onefold.rl.settings import Run, from_plain
 from onefold.rl.td import QNetwork, action_values
-from onefold.rl.worlds import DOOM, has_goal, world
 
 
-class View(NamedTuple):
+class GameView(NamedTuple):
     """A moment in MyWayHome: the game's screen, and where the player is and looks, in the map's units and degrees."""
 
     screen: UInt8[np.ndarray, "120 160"]
@@ -30,13 +30,13 @@ class View(NamedTuple):
     angle: float
 
 
-class Played(NamedTuple):
+class Rollout(NamedTuple):
     """An episode, and what it looked like if that was asked for: at its start, and after each step."""
 
     length: int
     reward: float
     reached: bool
-    views: list[View]
+    views: list[GameView]
 
 
 class Player:
@@ -46,14 +46,14 @@ class Player:
         if not 0 <= epsilon <= 1:
             raise InputError(f"epsilon is a share between 0 and 1, not {epsilon}")
         path = path / NETWORKS if path.is_dir() else path
-        tensors, header = storage.load(path, LIGHT)
+        tensors, header = storage.load(path, NETWORKS_KIND)
         try:
             self.run = from_plain(Run, header["run"])
             self.frames = int(header["frames"])
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"{path}: damaged, or not of an agent ({type(error).__name__})") from None
-        self.make = world(self.run.environment, self.run.frames).make
-        self.form = form(self.make)
+        self.make = find_environment(self.run.environment, self.run.frames).make
+        self.form = inspect_spaces(self.make)
         try:
             shape = self.run.learning.replay.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
@@ -68,29 +68,29 @@ class Player:
             warn(f"these networks were trained for {self.frames:,} of {self.run.frames:,} frames")
         self.rng, self.epsilon = np.random.default_rng(check_seed(seed)), epsilon
 
-    def play(self, episodes: int, *, views: bool = False) -> Iterator[Played]:
+    def play(self, episodes: int, *, views: bool = False) -> Iterator[Rollout]:
         """So many episodes, one after another; views of a world without a screen are refused before the first."""
-        if views and self.run.environment not in DOOM:
+        if views and self.run.environment not in DOOM_VARIANTS:
             raise InputError(f"{self.run.environment} has no screen: only MyWayHome can be shown")
         return self._episodes(episodes, views)
 
-    def _episodes(self, episodes: int, views: bool) -> Iterator[Played]:
+    def _episodes(self, episodes: int, views: bool) -> Iterator[Rollout]:
         env = self.make(0)
         try:
             for _ in range(episodes):
-                with one_thread():
+                with single_thread():
                     played = self._episode(env, views)
                 yield played
         finally:
             env.close()
 
-    def _episode(self, env: Any, views: bool) -> Played:
+    def _episode(self, env: Any, views: bool) -> Rollout:
         if views:
             env.render_mode = "rgb_array"
         frame, info = env.reset(seed=int(self.rng.integers(2**31)))
         stack = [frame] * self.run.learning.replay.stack
         member = torch.tensor([int(self.rng.integers(max(1, self.run.agent.members)))])
-        seen, length, total, best, over = [_view(env, info)] if views else [], 0, 0.0, 0.0, False
+        seen, length, total, best, over = [_game_view(env, info)] if views else [], 0, 0.0, 0.0, False
         while not over:
             frame, reward, terminated, truncated, info = env.step(
                 self._action(np.stack(stack).astype(self.form.dtype, copy=False), member)
@@ -98,8 +98,8 @@ class Player:
             stack, over = [*stack[1:], frame], terminated or truncated
             length, total, best = length + 1, total + float(reward), max(best, float(reward))
             if views:
-                seen.append(_view(env, info))
-        return Played(length, total, has_goal(self.run.environment) and best >= GOAL, seen)
+                seen.append(_game_view(env, info))
+        return Rollout(length, total, has_goal(self.run.environment) and best >= GOAL_REWARD, seen)
 
     def _action(self, stack: np.ndarray, member: torch.Tensor) -> int:
         if self.rng.random() < self.epsilon:
@@ -111,7 +111,7 @@ class Player:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """For small networks and single states: more threads gain nothing, and wait for each other where others work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -121,5 +121,5 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _view(env: Any, info: dict[str, Any]) -> View:
-    return View(env.render()[:, :, 0].copy(), info["position"], info["angle"])  # grey: all three colours are alike
+def _game_view(env: Any, info: dict[str, Any]) -> GameView:
+    return GameView(env.render()[:, :, 0].copy(), info["position"], info["angle"])  # grey: all three colours are alike

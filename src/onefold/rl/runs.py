@@ -19,49 +19,51 @@ from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.signals import interruptible
 from onefold.errors import FileError, InputError, warn
-from onefold.rl.folder import EPISODES, LIGHT, NETWORKS, PROGRESS, PROGRESS_COLUMNS, Folder
 from onefold.rl.learner import Learner
 from onefold.rl.light import packed
-from onefold.rl.loop import GOAL, Loop, Moment
-from onefold.rl.play import one_thread
+from onefold.rl.loop import GOAL_REWARD, LoopStep, TrainingLoop
+from onefold.rl.play import single_thread
+from onefold.rl.registry import find_environment, has_goal
+from onefold.rl.run_folder import EPISODES, NETWORKS, NETWORKS_KIND, PROGRESS, PROGRESS_COLUMNS, RunFolder
 from onefold.rl.settings import Run, plain
-from onefold.rl.vector import Environments, Local, Workers
-from onefold.rl.visits import Visits
-from onefold.rl.worlds import has_goal, world
+from onefold.rl.vector_env import LocalVectorEnv, VectorEnv, WorkerVectorEnv
+from onefold.rl.visit_counts import VisitCounts
 
-RECENT = 100  # episodes that returns and successes are means over
+RECENT_EPISODES = 100  # episodes that returns and successes are means over
 REPORTS = 500  # rows of progress in a run
 MAPS = 20  # times that the map of visited places is written in a run
-LONGEST = 1_000_000  # frames between two checkpoints
-SAFE = 900.0  # seconds between two checkpoints, at most, unless it is said how many frames
-PATIENCE = 20.0  # seconds without a row of progress, at most
-COMPILED_FROM = 500_000  # frames: below, compiling costs more than it saves
+MAX_CHECKPOINT_FRAMES = 1_000_000  # frames between two checkpoints
+CHECKPOINT_SECONDS = 900.0  # seconds between two checkpoints, at most, unless it is said how many frames
+REPORT_SECONDS = 20.0  # seconds without a row of progress, at most
+COMPILE_FRAMES = 500_000  # frames: below, compiling costs more than it saves
 
 
-class Training:
+class TrainingRun:
     """A run under way, in its folder."""
 
-    def __init__(self, run: Run, folder: Folder, device: torch.device, workers: int | None) -> None:
-        place = world(run.environment, run.frames)
+    def __init__(self, run: Run, folder: RunFolder, device: torch.device, workers: int | None) -> None:
+        place = find_environment(run.environment, run.frames)
         self.run, self.folder = run, folder
-        self.environments: Environments = (
-            Workers(place.make, run.num_envs, run.seed, workers=workers)
+        self.environments: VectorEnv = (
+            WorkerVectorEnv(place.make, run.num_envs, run.seed, workers=workers)
             if place.processes
-            else Local(place.make, run.num_envs, run.seed)
+            else LocalVectorEnv(place.make, run.num_envs, run.seed)
         )
         self.learner = Learner(
             run.agent, run.learning, environments=run.num_envs, frame=self.environments.frame,
             dtype=torch.from_numpy(np.zeros(0, self.environments.dtype)).dtype, actions=self.environments.actions,
-            seed=run.seed, device=device, compiled=device.type == "cuda" and run.frames >= COMPILED_FROM,
+            seed=run.seed, device=device, compiled=device.type == "cuda" and run.frames >= COMPILE_FRAMES,
         )  # fmt: skip
-        self.loop = Loop(self.learner, self.environments, run.frames, GOAL if has_goal(run.environment) else math.inf)
-        self.visits = Visits(run.environment, run.frames)
-        self.recent: deque[tuple[float, bool, int]] = deque(maxlen=RECENT)
+        self.loop = TrainingLoop(
+            self.learner, self.environments, run.frames, GOAL_REWARD if has_goal(run.environment) else math.inf
+        )
+        self.visits = VisitCounts(run.environment, run.frames)
+        self.recent: deque[tuple[float, bool, int]] = deque(maxlen=RECENT_EPISODES)
         self.episodes, self.seconds, self.replaced = 0, 0.0, 0
 
-    def resume(self) -> None:
+    def restore(self) -> None:
         """Go on from the last checkpoint; what was written after it is forgotten."""
-        tensors, frames = self.folder.kept(self.run)
+        tensors, frames = self.folder.load_checkpoint(self.run)
         try:
             parts = {key: _under(tensors, key) for key in ("replay", "learner", "loop", "run")}
             self.learner.replay.restore(parts["replay"])
@@ -75,11 +77,11 @@ class Training:
             raise FileError(f"{self.folder.path}: {error}") from None
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise FileError(f"{self.folder.path}: its checkpoint is not of this run ({type(error).__name__})") from None
-        self.folder.cut(self.loop.frames)
-        self.folder.lengthen(self.run)
-        self._share()  # it may have been killed between the two files
+        self.folder.truncate(self.loop.frames)
+        self.folder.update_settings(self.run)
+        self._save_networks()  # it may have been killed between the two files
 
-    def keep(self) -> None:
+    def save_checkpoint(self) -> None:
         """Write a checkpoint, and the networks alone beside it; a good one is never replaced by one with NaN in it."""
         self.learner.check()
         own = {
@@ -91,16 +93,18 @@ class Training:
         }
         parts = {"replay": self.learner.replay.tensors(), "learner": self.learner.tensors(), "run": own}
         parts["loop"] = self.loop.tensors()
-        self.folder.keep({f"{key}.{name}": t for key, part in parts.items() for name, t in part.items()}, self.run)
-        self._share()
+        self.folder.save_checkpoint(
+            {f"{key}.{name}": t for key, part in parts.items() for name, t in part.items()}, self.run
+        )
+        self._save_networks()
 
-    def go(self, every: int | None) -> Iterator[dict[str, Any]]:
+    def train(self, checkpoint_every: int | None) -> Iterator[dict[str, Any]]:
         """Train to the end; a row of progress now and then, the first when all is ready. Who interrupts it is left a
         checkpoint."""
         count, started, before = self.run.num_envs, time.monotonic(), self.seconds
         report = max(count, self.run.frames // REPORTS)
-        safe = math.inf if every else SAFE
-        every = every or max(1, min(LONGEST, self.run.frames // 4))
+        safe = math.inf if checkpoint_every else CHECKPOINT_SECONDS
+        every = checkpoint_every or max(1, min(MAX_CHECKPOINT_FRAMES, self.run.frames // 4))
         last, at, kept = self.loop.frames, started, started
         nothing = dict.fromkeys(PROGRESS_COLUMNS, float("nan"))
         yield nothing | {
@@ -109,38 +113,40 @@ class Training:
             "episodes": self.episodes,
             "worker_restarts": self._replaced(),
         }
-        with _board(self.folder.path, last) as board, interruptible() as interrupted:
+        with _tensorboard(self.folder.path, last) as board, interruptible() as interrupted:
             for moment in self.loop:
                 self._note(moment)
                 now = time.monotonic()
                 self.seconds = before + now - started
                 done = moment.frames >= self.run.frames
-                if done or moment.frames % report < count or now > at + PATIENCE:
+                if done or moment.frames % report < count or now > at + REPORT_SECONDS:
                     speed = (moment.frames - last) / max(1e-9, now - at)
                     last, at = moment.frames, now
                     row = self._row(moment.frames, speed)
-                    self.folder.add(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
+                    self.folder.append(PROGRESS, [[row[name] for name in PROGRESS_COLUMNS]])
                     board(row)
                     yield row
                 if moment.frames % max(count, self.run.frames // MAPS) < count:
-                    self.folder.visited(self.visits)
+                    self.folder.save_visits(self.visits)
                 if done or moment.frames % every < count or now > kept + safe or interrupted():
-                    self.keep()
+                    self.save_checkpoint()
                     kept = time.monotonic()
                 if interrupted():
                     raise KeyboardInterrupt
 
-    def _share(self) -> None:
+    def _save_networks(self) -> None:
         light = packed(self.learner.networks())
-        storage.save(self.folder.path / NETWORKS, LIGHT, light, {"run": plain(self.run), "frames": self.loop.frames})
-        self.folder.visited(self.visits)
+        storage.save(
+            self.folder.path / NETWORKS, NETWORKS_KIND, light, {"run": plain(self.run), "frames": self.loop.frames}
+        )
+        self.folder.save_visits(self.visits)
 
-    def _note(self, moment: Moment) -> None:
+    def _note(self, moment: LoopStep) -> None:
         self.visits.add(moment.frames, moment.steps.positions)
         if moment.ended:
             self.episodes += len(moment.ended)
             self.recent.extend((e.reward, e.reached, e.length) for e in moment.ended)
-            self.folder.add(EPISODES, [(*e[:3], f"{e.reward:.6g}", int(e.reached)) for e in moment.ended])
+            self.folder.append(EPISODES, [(*e[:3], f"{e.reward:.6g}", int(e.reached)) for e in moment.ended])
 
     def _row(self, frames: int, speed: float) -> dict[str, Any]:
         means = [float(np.mean(part)) for part in zip(*self.recent, strict=True)] or [float("nan")] * 3
@@ -157,17 +163,17 @@ class Training:
 
 
 def train(
-    run: Run, out: str | Path, *, device: str = "auto", workers: int | None = None, every: int | None = None
+    run: Run, out: str | Path, *, device: str = "auto", workers: int | None = None, checkpoint_every: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """A new run into a new folder. Iterate it: rows of progress come by. `every` is the frames between checkpoints; if
     it is not said, a quarter of them all, at most a million, and at most what a quarter of an hour makes."""
-    folder, place = Folder(Path(out)), pick_device(device)
+    folder, place = RunFolder(Path(out)), pick_device(device)
     folder.check_new()
-    with _training(run, folder, place, workers) as training, folder.alone():
+    with _open_training(run, folder, place, workers) as training, folder.lock():
         folder.check_new()
-        folder.begin(run, provenance(place))
-        training.keep()
-        yield from training.go(every)
+        folder.create(run, provenance(place))
+        training.save_checkpoint()
+        yield from training.train(checkpoint_every)
 
 
 def resume(
@@ -176,24 +182,24 @@ def resume(
     frames: int | None = None,
     device: str = "auto",
     workers: int | None = None,
-    every: int | None = None,
+    checkpoint_every: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Go on with a run that was stopped or killed, even before it began. With `frames`, train it for so many in all,
     more than it was to make; schedules keep the lengths that settings.json has."""
-    folder, place = Folder(Path(out)), pick_device(device)
-    run = lengthened(folder.run(), frames)
-    if not folder.unbegun():
-        folder.check_kept()
-    with folder.alone(), _training(run, folder, place, workers) as training:
-        if folder.unbegun():
-            folder.begin(run, provenance(place))
-            training.keep()
+    folder, place = RunFolder(Path(out)), pick_device(device)
+    run = extend_run(folder.read_run(), frames)
+    if not folder.is_unstarted():
+        folder.check_checkpoint()
+    with folder.lock(), _open_training(run, folder, place, workers) as training:
+        if folder.is_unstarted():
+            folder.create(run, provenance(place))
+            training.save_checkpoint()
         else:
-            training.resume()
-        yield from training.go(every)
+            training.restore()
+        yield from training.train(checkpoint_every)
 
 
-def lengthened(run: Run, frames: int | None) -> Run:
+def extend_run(run: Run, frames: int | None) -> Run:
     """Return the run with so many frames in all; fewer than it has are refused."""
     if frames is None:
         return run
@@ -203,11 +209,11 @@ def lengthened(run: Run, frames: int | None) -> Run:
 
 
 @contextlib.contextmanager
-def _training(run: Run, folder: Folder, device: torch.device, workers: int | None) -> Iterator[Training]:
-    training = Training(run, folder, device, workers)
-    small = isinstance(training.environments, Local)
+def _open_training(run: Run, folder: RunFolder, device: torch.device, workers: int | None) -> Iterator[TrainingRun]:
+    training = TrainingRun(run, folder, device, workers)
+    small = isinstance(training.environments, LocalVectorEnv)
     try:
-        with one_thread() if small else contextlib.nullcontext():
+        with single_thread() if small else contextlib.nullcontext():
             yield training
     finally:
         training.environments.close()
@@ -215,7 +221,7 @@ def _training(run: Run, folder: Folder, device: torch.device, workers: int | Non
 
 
 @contextlib.contextmanager
-def _board(path: Path, frames: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _tensorboard(path: Path, frames: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Takes rows of progress for TensorBoard, where it is installed; what it has of later frames is forgotten. If its
     files cannot be written the run goes on without it."""
     try:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from onefold.core.batches import check_seed
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning
-from onefold.rl.worlds import import_environment, suited, world
+from onefold.rl.registry import adapt_agent, find_environment, import_environment
 
 T = TypeVar("T")
 LARGEST_INTEGER, MOST_LAYERS = 2**53, 64
@@ -38,20 +38,20 @@ class Run:
         return f"{self.name}/{self.environment}/seed{self.seed}"
 
 
-def run_of(agent: str, environment: str, frames: int, seed: int, num_envs: int | None = None) -> Run:
+def make_run(agent: str, environment: str, frames: int, seed: int, num_envs: int | None = None) -> Run:
     """One of the paper's agents, as the world's own settings have it. Of `module:Id` the module is imported."""
     import_environment(environment)
     if agent not in AGENTS:
         raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
-    place = world(environment, frames)
+    place = find_environment(environment, frames)
     return Run(
         name=agent, environment=environment, frames=frames, seed=seed,
         num_envs=place.environments if num_envs is None else num_envs,
-        agent=suited(AGENTS[agent], environment, frames), learning=place.learning,
+        agent=adapt_agent(AGENTS[agent], environment, frames), learning=place.learning,
     )  # fmt: skip
 
 
-def changed(run: Run, settings: Sequence[str]) -> Run:
+def override_settings(run: Run, settings: Sequence[str]) -> Run:
     """The run with other settings of its agent and of how it learns, each like `learning.target_period=2000`."""
     content = json.loads(json.dumps(plain(run)))
     for setting in settings:
@@ -62,7 +62,7 @@ def changed(run: Run, settings: Sequence[str]) -> Run:
             part = part.get(key) if isinstance(part, dict) else None
         old = part.get(last) if isinstance(part, dict) else None
         if not equals or old is None or isinstance(old, dict) or above[:1] not in (["agent"], ["learning"]):
-            near = difflib.get_close_matches(name, _names(content), 1, 0.5)
+            near = difflib.get_close_matches(name, _setting_names(content), 1, 0.5)
             example = f"{near[0]}=…" if near else "learning.target_period=2000"
             raise InputError(f"{setting!r} changes no setting; one that does: {example}")
         try:
@@ -73,11 +73,11 @@ def changed(run: Run, settings: Sequence[str]) -> Run:
     return from_plain(Run, content)
 
 
-def _names(content: dict[str, Any], before: str = "") -> Iterator[str]:
+def _setting_names(content: dict[str, Any], before: str = "") -> Iterator[str]:
     """Of all settings that can be changed."""
     for name, value in content.items():
         if isinstance(value, dict):
-            yield from _names(value, f"{before}{name}.")
+            yield from _setting_names(value, f"{before}{name}.")
         elif before:
             yield f"{before}{name}"
 

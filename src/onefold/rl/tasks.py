@@ -20,7 +20,7 @@ from onefold.errors import FileError, InputError, MissingExtraError
 
 Variant: TypeAlias = Literal["dense", "sparse", "very_sparse"]
 
-VIZDOOM = "1.3.2"  # the version whose map is known
+VIZDOOM_VERSION = "1.3.2"  # the version whose map is known
 SIZE = 28_469
 SHA256 = "18e98ff4c9186808eb00696b799cfe88a79e7486429c1692aafbed8ef359c0b1"
 TEXT = slice(12, 25_358)  # the part of the file that describes the map, in words
@@ -51,7 +51,7 @@ STARTS: dict[Variant, Start | None] = {  # None: on any spot, at any angle, as t
 }
 
 
-class Map(NamedTuple):
+class GameMap(NamedTuple):
     """The map from above, in the game's units."""
 
     walls: Float32[np.ndarray, "k 4"]
@@ -61,7 +61,7 @@ class Map(NamedTuple):
     goal: tuple[float, float]
 
 
-def vizdoom() -> ModuleType:
+def import_vizdoom() -> ModuleType:
     """The package, imported when it is needed; one line if it is not there."""
     try:
         import vizdoom
@@ -70,9 +70,9 @@ def vizdoom() -> ModuleType:
     return vizdoom
 
 
-def packaged() -> Path:
+def packaged_map() -> Path:
     """The map inside the vizdoom package."""
-    return Path(vizdoom().scenarios_path) / "my_way_home.wad"
+    return Path(import_vizdoom().scenarios_path) / "my_way_home.wad"
 
 
 def check_variant(variant: str) -> None:
@@ -84,7 +84,7 @@ def check_variant(variant: str) -> None:
 def write_scenario(variant: Variant, folder: Path, wad: Path | None = None) -> Path:
     """Put the variant's map into the folder, whole or not at all; made of `wad`, or of the packaged map."""
     check_variant(variant)
-    content, start = _known(wad or packaged()), STARTS[variant]
+    content, start = _read_checked(wad or packaged_map()), STARTS[variant]
     if start is not None:
         content = content.replace(ENTER, _enter(start))
     path = folder / f"my_way_home_{variant}.wad"
@@ -99,25 +99,25 @@ def walls() -> Float32[np.ndarray, "k 4"]:
 
 
 @functools.cache
-def read_map(wad: Path | None = None) -> Map:
+def read_map(wad: Path | None = None) -> GameMap:
     """Walls, starts and goal, from the map's text: blocks of a name and, in braces, `key = value;`."""
-    text = _known(wad or packaged())[TEXT].decode("ascii")
+    text = _read_checked(wad or packaged_map())[TEXT].decode("ascii")
     blocks: dict[str, list[dict[str, str]]] = {}
     for name, body in re.findall(r"(\w+)[^{}=;]*\{([^{}]*)\}", text):
         blocks.setdefault(name, []).append(dict(re.findall(r"(\w+) = ([^;]*);", body)))
-    corners = [_place(corner) for corner in blocks["vertex"]]
+    corners = [_position(corner) for corner in blocks["vertex"]]
     solid = [line for line in blocks["linedef"] if "sideback" not in line]  # the others are open passages
     ends = [(*corners[int(line["v1"])], *corners[int(line["v2"])]) for line in solid]
-    spots = {int(thing["id"]): _place(thing) for thing in blocks["thing"] if thing["type"] == MAP_SPOT}
-    goal = next(_place(thing) for thing in blocks["thing"] if thing["type"] == GREEN_ARMOUR)
-    return Map(np.array(ends, np.float32), dict(sorted(spots.items())), goal)
+    spots = {int(thing["id"]): _position(thing) for thing in blocks["thing"] if thing["type"] == MAP_SPOT}
+    goal = next(_position(thing) for thing in blocks["thing"] if thing["type"] == GREEN_ARMOUR)
+    return GameMap(np.array(ends, np.float32), dict(sorted(spots.items())), goal)
 
 
-def _place(block: dict[str, str]) -> tuple[float, float]:
+def _position(block: dict[str, str]) -> tuple[float, float]:
     return float(block["x"]), float(block["y"])
 
 
-def _known(path: Path) -> bytes:
+def _read_checked(path: Path) -> bytes:
     """The content of the file, if it is the map that the tasks are made of."""
     try:
         with path.open("rb") as file:
@@ -126,7 +126,8 @@ def _known(path: Path) -> bytes:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from None
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise FileError(
-            f"{path}: is not the map of vizdoom {VIZDOOM}: pip install --force-reinstall vizdoom=={VIZDOOM}"
+            f"{path}: is not the map of vizdoom {VIZDOOM_VERSION}: "
+            f"pip install --force-reinstall vizdoom=={VIZDOOM_VERSION}"
         )
     return content
 

@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onefold.errors import OnefoldError
-from onefold.rl.rows import Form, Group, Make, one_line, row
+from onefold.rl.env_table import EnvFactory, EnvGroup, Spaces, row_dtype, summarise_error
 
 CONTEXT = multiprocessing.get_context("spawn")  # nothing of the owner's state, threads or open files comes along
 GO, STOP = b"g", b"s"
 LINUX = hasattr(os, "sched_getaffinity")
-CORE: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if LINUX else None  # Python has no name for it
-PARTING = 10  # seconds in which environments have to be closed
+SCHED_GETCPU: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if LINUX else None  # Python has no name for it
+STOP_SECONDS = 10  # seconds in which environments have to be closed
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """What a worker has to know: its environments are those from `start` to `stop`."""
 
-    make: Make
+    make: EnvFactory
     memory: Any
-    form: Form
+    form: Spaces
     start: int
     stop: int
     seed: int
@@ -42,12 +42,12 @@ class Task(NamedTuple):
     ever woken from afar or finds its caches cold. That gave 1.7 times the frames."""
 
 
-def core() -> int | None:
+def current_core() -> int | None:
     """The one that this runs on, where that can be told."""
-    return None if CORE is None else CORE()
+    return None if SCHED_GETCPU is None else SCHED_GETCPU()
 
 
-class Bell:
+class DonePipe:
     """What workers ring when they are done. One read hears all that have rung since the last one."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Bell:
         self.rope.close()
 
 
-def work(task: Task, commands: Connection, rope: Connection, words: Connection) -> None:
+def serve(task: WorkerTask, commands: Connection, rope: Connection, words: Connection) -> None:
     """What a worker does: answer at once, since its first episodes are asked for as it starts, then at each go."""
     os.setpgid(0, 0)  # what the environments start can be ended with it, and no Ctrl-C comes through
     for pipe in (commands, rope, words):  # nor may it keep the pipes open
@@ -75,36 +75,36 @@ def work(task: Task, commands: Connection, rope: Connection, words: Connection) 
     if task.core is not None:
         with contextlib.suppress(OSError):  # the core may be forbidden by now
             os.sched_setaffinity(0, {task.core})
-    rows = np.frombuffer(task.memory, row(task.form))[task.start : task.stop]
+    rows = np.frombuffer(task.memory, row_dtype(task.form))[task.start : task.stop]
     with contextlib.ExitStack() as stack:
         try:
-            group = Group(task.make, rows, task.start, task.seed)
+            group = EnvGroup(task.make, rows, task.start, task.seed)
             stack.callback(group.close)
-            stack.callback(signal.alarm, PARTING)
+            stack.callback(signal.alarm, STOP_SECONDS)
             go = GO
             while go == GO:
                 step = rows["asked"].copy()
                 group.answer()
                 rows["answered"] = step
-                Bell.ring(rope, task.number)
+                DonePipe.ring(rope, task.number)
                 go = os.read(commands.fileno(), 1)
         except BrokenPipeError:
             pass  # the owner is gone
         except BaseException as error:  # an environment may raise SystemExit
-            os.write(words.fileno(), one_line(error).encode())
+            os.write(words.fileno(), summarise_error(error).encode())
 
 
 class Worker:
     """The owner's end of it."""
 
-    def __init__(self, task: Task, bell: Bell) -> None:
+    def __init__(self, task: WorkerTask, bell: DonePipe) -> None:
         commands, self._commands = CONTEXT.Pipe(duplex=False)
         self._words, words = CONTEXT.Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=work, args=(task, commands, bell.rope, words), daemon=True)
+        self._process = CONTEXT.Process(target=serve, args=(task, commands, bell.rope, words), daemon=True)
         try:
             self._process.start()
         except Exception as error:
-            raise OnefoldError(f"a worker cannot be started ({one_line(error)})") from error
+            raise OnefoldError(f"a worker cannot be started ({summarise_error(error)})") from error
         for end in (commands, words):  # else the death of the process would not be heard
             end.close()
         self.fileno = self._words.fileno  # there is something to read once it has failed, or is no more
@@ -119,10 +119,10 @@ class Worker:
         """Why it will never answer again; once there is something to read."""
         if words := os.read(self._words.fileno(), select.PIPE_BUF):
             return words.decode(errors="replace")
-        code = self._wait(time.monotonic() + PARTING)  # before it is killed here
+        code = self._wait(time.monotonic() + STOP_SECONDS)  # before it is killed here
         self.kill()
         if code is None:
-            return f"closed its pipe and did not end within {PARTING} s"
+            return f"closed its pipe and did not end within {STOP_SECONDS} s"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def dismiss(self) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from onefold.rl.worlds import DOOM, has_goal
+from onefold.rl.registry import DOOM_VARIANTS, has_goal
 
 SLICES, CELLS = 20, 48
 
 
-class Visits:
+class VisitCounts:
     """Counts of positions on a grid over the world, [slice, row, column]."""
 
     def __init__(self, environment: str, frames: int) -> None:
-        self.bounds, self.frames = bounds(environment), frames
+        self.bounds, self.frames = map_bounds(environment), frames
         self.mapped = has_goal(environment)  # of other environments it is not known where positions can be
         self.counts = np.zeros((SLICES, CELLS, CELLS), np.int64)
 
@@ -47,9 +47,9 @@ class Visits:
         return {"bounds": list(self.bounds), "frames": self.frames, "counts": rows}
 
 
-def bounds(environment: str) -> tuple[float, float, float, float]:
+def map_bounds(environment: str) -> tuple[float, float, float, float]:
     """The smallest and largest coordinates of a world: left, bottom, right, top."""
-    if environment in DOOM:
+    if environment in DOOM_VARIANTS:
         from onefold.rl.tasks import walls
 
         x, y = walls()[:, ::2], walls()[:, 1::2]

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from onefold.errors import InputError
-from onefold.rl.gym import gymnasium
+from onefold.rl.gymnasium_import import gymnasium
 
 MOVE_COST = 0.01  # of a whole dive to the right
 SMALL, LARGE = 0.001, 1.0  # rewards at the near and the far end of the chain

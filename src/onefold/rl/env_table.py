@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Bool, Float32, Shaped
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl.gym import gymnasium
+from onefold.rl.gymnasium_import import gymnasium
 
-Make: TypeAlias = Callable[[int], gymnasium.Env]
+EnvFactory: TypeAlias = Callable[[int], gymnasium.Env]
 """The environment of a number; one of a module's own functions, or a `functools.partial` of one."""
 
-MOST_ACTIONS = 256  # a replay has a byte for one
-LONGEST_REASON = 300  # characters
-NEXT, STAY = -1, -2  # in place of an action: begin the next episode; do nothing
+MAX_ACTIONS = 256  # a replay has a byte for one
+MAX_REASON = 300  # characters
+RESET, SKIP = -1, -2  # in place of an action: begin the next episode; do nothing
 
 
 class Steps(NamedTuple):
@@ -36,7 +36,7 @@ class Steps(NamedTuple):
     """NaN where an environment says nothing of it."""
 
 
-class Form(NamedTuple):
+class Spaces(NamedTuple):
     """What an environment sees and can do. Bytes are kept as bytes, all other numbers as float32."""
 
     frame: tuple[int, ...]
@@ -44,34 +44,34 @@ class Form(NamedTuple):
     actions: int
 
 
-def form(make: Make) -> Form:
+def inspect_spaces(make: EnvFactory) -> Spaces:
     """The form of the environments that this makes; refused if they are not of a kind that can be trained on."""
     try:
         env = make(0)
     except OnefoldError:
         raise
     except (Exception, SystemExit) as error:
-        raise OnefoldError(f"environment 0 cannot be made: {one_line(error)}") from error
+        raise OnefoldError(f"environment 0 cannot be made: {summarise_error(error)}") from error
     sight, choice = env.observation_space, env.action_space
     env.close()
     if not isinstance(sight, gymnasium.spaces.Box):
         flat = "Flatten them with gymnasium.wrappers.FlattenObservation"
-        raise InputError(f"observations must be a Box, not {_shown(sight)}. {flat}.")
+        raise InputError(f"observations must be a Box, not {_describe(sight)}. {flat}.")
     if len(sight.shape) not in (1, 2) or 0 in sight.shape:
         grey = "Turn colours into grey with gymnasium.wrappers.GrayscaleObservation"
         raise InputError(f"observations must be vectors or grey images, not of shape {sight.shape}. {grey}.")
     if not isinstance(choice, gymnasium.spaces.Discrete) or choice.start != 0:
-        raise InputError(f"actions must be Discrete and begin with 0, not {_shown(choice)}")
-    if choice.n > MOST_ACTIONS:
-        raise InputError(f"there may be at most {MOST_ACTIONS} actions, not {choice.n}")
-    return Form(sight.shape, np.dtype(np.uint8 if sight.dtype == np.uint8 else np.float32), int(choice.n))
+        raise InputError(f"actions must be Discrete and begin with 0, not {_describe(choice)}")
+    if choice.n > MAX_ACTIONS:
+        raise InputError(f"there may be at most {MAX_ACTIONS} actions, not {choice.n}")
+    return Spaces(sight.shape, np.dtype(np.uint8 if sight.dtype == np.uint8 else np.float32), int(choice.n))
 
 
-def _shown(space: gymnasium.Space) -> str:
+def _describe(space: gymnasium.Space) -> str:
     return " ".join(str(space).split())[:100]
 
 
-def row(form: Form) -> np.dtype:
+def row_dtype(form: Spaces) -> np.dtype:
     """The table's row of one environment: `Steps`, and what its owner has to say."""
     steps = [
         ("frames", form.dtype, form.frame),
@@ -90,16 +90,16 @@ def episode_seed(seed: int, environment: int, episode: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(environment, episode)).generate_state(1)[0])
 
 
-def one_line(error: BaseException) -> str:
+def summarise_error(error: BaseException) -> str:
     """What went wrong; an error of ours says enough without its type."""
     name = "" if isinstance(error, OnefoldError) else f"{type(error).__name__}: "
-    return " ".join(f"{name}{error}".split())[:LONGEST_REASON].removesuffix(":")
+    return " ".join(f"{name}{error}".split())[:MAX_REASON].removesuffix(":")
 
 
-class Group:
+class EnvGroup:
     """Some of the environments, one after the other; each reads and writes its own row."""
 
-    def __init__(self, make: Make, rows: np.ndarray, first: int, seed: int) -> None:
+    def __init__(self, make: EnvFactory, rows: np.ndarray, first: int, seed: int) -> None:
         self._seed, self._first = seed, first
         self._steps = Steps(*(rows[name] for name in Steps._fields))
         self._actions, self._episodes = rows["actions"], rows["episodes"]
@@ -115,12 +115,12 @@ class Group:
     def answer(self) -> None:
         """Do in every environment what its row asks for."""
         for i, action in enumerate(self._actions.tolist()):
-            if action == NEXT or (action != STAY and self._over[i]):
+            if action == RESET or (action != SKIP and self._over[i]):
                 self._episodes[i] += 1
                 seed = episode_seed(self._seed, self._first + i, int(self._episodes[i]))
                 frame, info = self._envs[i].reset(seed=seed)
                 self._write(i, frame, 0.0, False, False, info, began=True)
-            elif action != STAY:
+            elif action != SKIP:
                 self._write(i, *self._envs[i].step(action), began=False)
 
     def close(self) -> None:

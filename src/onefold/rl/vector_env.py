@@ -14,16 +14,26 @@ import numpy as np
 from jaxtyping import Int64
 
 from onefold.errors import InputError, OnefoldError
-from onefold.rl.rows import NEXT, STAY, Form, Group, Make, Steps, form, one_line, row
-from onefold.rl.worker import CONTEXT, LINUX, PARTING, Bell, Task, Worker, core
+from onefold.rl.env_table import (
+    RESET,
+    SKIP,
+    EnvFactory,
+    EnvGroup,
+    Spaces,
+    Steps,
+    inspect_spaces,
+    row_dtype,
+    summarise_error,
+)
+from onefold.rl.worker import CONTEXT, LINUX, STOP_SECONDS, DonePipe, Worker, WorkerTask, current_core
 
 LOG = logging.getLogger(__name__)
-MOST_FAILURES = 5  # of one worker in a row, without a step between them
-START = 120.0  # seconds that a worker has to start in, at least
+MAX_FAILURES = 5  # of one worker in a row, without a step between them
+START_SECONDS = 120.0  # seconds that a worker has to start in, at least
 
 
 @runtime_checkable
-class Environments(Protocol):
+class VectorEnv(Protocol):
     """What training needs. An episode's last step shows its last frame; the next action is ignored and the next episode
     begins. Episode k of environment e is the same in every run of one seed, whatever was before and whoever runs it."""
 
@@ -53,10 +63,10 @@ class Environments(Protocol):
     def close(self) -> None: ...
 
 
-class Together(ABC):
+class BaseVectorEnv(ABC):
     """What any group of environments has in common; how the answers come is left open."""
 
-    def __init__(self, count: int, form: Form, rows: np.ndarray) -> None:
+    def __init__(self, count: int, form: Spaces, rows: np.ndarray) -> None:
         self.count, self.frame, self.dtype, self.actions = count, form.frame, form.dtype, form.actions
         self._rows = rows
         self._step = 0
@@ -103,7 +113,7 @@ class Together(ABC):
         """Be again where environments were that had begun these episodes and then been sent these actions."""
         if not len(episodes) == len(actions) == self.count or min(episodes) < 0:
             raise InputError(f"needs an episode and its actions for each of {self.count} environments")
-        steps = np.full((max(map(len, actions)), self.count), STAY, np.int64)
+        steps = np.full((max(map(len, actions)), self.count), SKIP, np.int64)
         for i, taken in enumerate(actions):
             steps[: len(taken), i] = taken
             if len(taken) and not 0 <= min(taken) <= max(taken) < self.actions:
@@ -119,7 +129,7 @@ class Together(ABC):
 
     def _begin(self, episodes: Int64[np.ndarray, " e"]) -> Steps:
         self._restart(episodes)
-        self._send(np.full(self.count, NEXT, np.int64))
+        self._send(np.full(self.count, RESET, np.int64))
         return self.collect()
 
     def _restart(self, episodes: Int64[np.ndarray, " e"]) -> None:
@@ -134,13 +144,13 @@ class Together(ABC):
         self._ask()
 
 
-class Local(Together):
+class LocalVectorEnv(BaseVectorEnv):
     """All environments in this process, one after the other: for small worlds."""
 
-    def __init__(self, make: Make, count: int, seed: int) -> None:
-        found = form(make)
-        super().__init__(count, found, np.zeros(count, row(found)))
-        self._group = Group(make, self._rows, 0, seed)
+    def __init__(self, make: EnvFactory, count: int, seed: int) -> None:
+        found = inspect_spaces(make)
+        super().__init__(count, found, np.zeros(count, row_dtype(found)))
+        self._group = EnvGroup(make, self._rows, 0, seed)
 
     def _ask(self) -> None:
         pass
@@ -149,41 +159,43 @@ class Local(Together):
         try:
             self._group.answer()
         except SystemExit as error:  # it would end the whole program, perhaps as if it had been done
-            raise OnefoldError(f"an environment raised {one_line(error)}") from error
+            raise OnefoldError(f"an environment raised {summarise_error(error)}") from error
 
     def close(self) -> None:
         self._group.close()
 
 
-class Workers(Together):
+class WorkerVectorEnv(BaseVectorEnv):
     """Environments in worker processes, a stretch of the table each; all of them answer, or are replaced.
 
     A worker that dies, raises or gives no answer for `timeout` seconds loses what its environments were doing. A new
     one begins their next episodes; the others notice nothing but the delay. `replaced` counts them.
     """
 
-    def __init__(self, make: Make, count: int, seed: int, workers: int | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self, make: EnvFactory, count: int, seed: int, workers: int | None = None, timeout: float = 60.0
+    ) -> None:
         cores = sorted(os.sched_getaffinity(0)) if LINUX else [None] * (os.cpu_count() or 1)
         workers = min(count, len(cores) if workers is None else workers)
         if workers < 1 or not timeout > 0:
             raise InputError(f"needs environments, workers and time: not {count}, {workers} and {timeout}")
-        found = form(make)
-        memory = CONTEXT.RawArray("b", count * row(found).itemsize)  # has no name: it goes with its last user
-        super().__init__(count, found, np.frombuffer(memory, row(found)))
+        found = inspect_spaces(make)
+        memory = CONTEXT.RawArray("b", count * row_dtype(found).itemsize)  # has no name: it goes with its last user
+        super().__init__(count, found, np.frombuffer(memory, row_dtype(found)))
         edges = [count * i // workers for i in range(workers + 1)]
         self.workers, self.timeout, self.replaced = workers, timeout, 0
         self._tasks = [
-            Task(make, memory, found, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
+            WorkerTask(make, memory, found, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
             for i, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
         self._whose = [task.number for task in self._tasks for _ in range(task.start, task.stop)]
         self._failures = [0] * workers
-        self._bell = Bell()
+        self._bell = DonePipe()
         self._ready = select.poll()
         self._ready.register(self._bell, select.POLLIN)
         self._staff: list[Worker] = []
         self._numbers: dict[int, int] = {}  # of workers, by what tells of their end
-        self._finish = multiprocessing.util.Finalize(self, _close, (self._staff, self._bell), exitpriority=10)
+        self._finish = multiprocessing.util.Finalize(self, _stop_workers, (self._staff, self._bell), exitpriority=10)
         try:
             self._start()
         except BaseException:
@@ -191,13 +203,13 @@ class Workers(Together):
             raise
 
     def _start(self) -> None:
-        self._rows["actions"] = NEXT
+        self._rows["actions"] = RESET
         for task in self._tasks:
             self._staff.append(self._hire(task))
-        for i, why in self._wait(set(range(self.workers)), max(self.timeout, START)).items():
+        for i, why in self._wait(set(range(self.workers)), max(self.timeout, START_SECONDS)).items():
             raise OnefoldError(f"environments {self._tasks[i].start} to {self._tasks[i].stop - 1} do not start: {why}")
 
-    def _hire(self, task: Task) -> Worker:
+    def _hire(self, task: WorkerTask) -> Worker:
         worker = Worker(task, self._bell)
         self._ready.register(worker, select.POLLIN)
         self._numbers[worker.fileno()] = task.number
@@ -206,7 +218,9 @@ class Workers(Together):
     def _ask(self) -> None:
         if not self._staff:
             raise InputError("the workers have been let go: these environments are closed")
-        here = core()  # whose worker comes last: as it is woken it takes the core, and the others would have to wait
+        here = (
+            current_core()
+        )  # whose worker comes last: as it is woken it takes the core, and the others would have to wait
         for worker in sorted(self._staff, key=lambda worker: worker.core == here):
             worker.go()
 
@@ -218,7 +232,7 @@ class Workers(Together):
         while lost:
             i = min(lost)
             self._replace(i, lost.pop(i))
-            lost |= self._wait({i}, max(self.timeout, START))  # which may tell of others, too
+            lost |= self._wait({i}, max(self.timeout, START_SECONDS))  # which may tell of others, too
 
     def _wait(self, left: set[int], seconds: float) -> dict[int, str]:
         """Until these workers have answered their rows; those that never will, and why."""
@@ -245,24 +259,24 @@ class Workers(Together):
         """Have the next episodes begun in a new worker."""
         self._staff[i].kill()
         self._failures[i] += 1
-        if self._failures[i] == MOST_FAILURES:
+        if self._failures[i] == MAX_FAILURES:
             self.close()
-            raise OnefoldError(f"a worker was lost {MOST_FAILURES} times in a row, at last because: {why}")
+            raise OnefoldError(f"a worker was lost {MAX_FAILURES} times in a row, at last because: {why}")
         LOG.warning("worker %d of %d is replaced: %s", i, len(self._staff), why)
         self.replaced += 1
         rows = self._rows[self._tasks[i].start : self._tasks[i].stop]
-        rows["actions"], rows["answered"], rows["lost"] = NEXT, 0, True
+        rows["actions"], rows["answered"], rows["lost"] = RESET, 0, True
         self._staff[i] = self._hire(self._tasks[i])
 
     def close(self) -> None:
         self._finish()
 
 
-def _close(staff: list[Worker], bell: Bell) -> None:
+def _stop_workers(staff: list[Worker], bell: DonePipe) -> None:
     """Ask all to leave, then wait for them together; called once, however the end comes."""
     for worker in staff:
         worker.dismiss()
-    until = time.monotonic() + PARTING
+    until = time.monotonic() + STOP_SECONDS
     for worker in staff:
         worker.bury(until)
     staff.clear()

@@ -15,7 +15,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from onefold.core.storage import write_bytes
 from onefold.errors import InputError, MissingExtraError
-from onefold.rl.play import Played
+from onefold.rl.play import Rollout
 from onefold.rl.tasks import read_map
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -39,26 +39,26 @@ EDGES = [np.linspace(NIGHT, colour, 7)[1:].round().astype(int).tolist() for colo
 COLOURS = [*((grey, grey, grey) for grey in GREYS), NIGHT, *chain(*EDGES), (255, 0, 255)]
 
 
-class Movie:
+class VideoFile:
     """A movie's file, its kind by its name: refused before anything is played for it."""
 
     def __init__(self, path: Path) -> None:
-        kinds = {".gif": _gif, ".mp4": _mp4}
+        kinds = {".gif": _encode_gif, ".mp4": _encode_mp4}
         if path.suffix.lower() not in kinds:
             raise InputError(f"{path}: a movie's name ends in {' or '.join(kinds)}")
         self.path, self._encoded = path, kinds[path.suffix.lower()]
-        if self._encoded is _mp4:
-            _av()
+        if self._encoded is _encode_mp4:
+            _import_av()
 
-    def write(self, played: Played) -> None:
+    def write(self, played: Rollout) -> None:
         """An episode with its views."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path, self._encoded(pictures(played)))
+        write_bytes(self.path, self._encoded(render_frames(played)))
 
 
-def pictures(played: Played) -> Iterator[Image.Image]:
+def render_frames(played: Rollout) -> Iterator[Image.Image]:
     """Every second view, counted from the end, so that the last one is among them: it is where the goal is."""
-    plan, last = Plan(), len(played.views) - 1
+    plan, last = MazePicture(), len(played.views) - 1
     for step, (screen, position, angle) in enumerate(played.views):
         plan.walk(position)
         if (last - step) % EVERY == 0:
@@ -69,7 +69,7 @@ def pictures(played: Played) -> Iterator[Image.Image]:
             yield picture
 
 
-class Plan:
+class MazePicture:
     """The maze from above, and the way walked so far."""
 
     def __init__(self) -> None:
@@ -121,16 +121,16 @@ def _caption(picture: Image.Image, step: int, reached: bool) -> None:
         draw.text((SCREEN[0] + SIDE - MARGIN, foot), "goal reached", GOAL, font, "rs")
 
 
-def _gif(frames: Iterator[Image.Image]) -> bytes:
+def _encode_gif(frames: Iterator[Image.Image]) -> bytes:
     """Without "optimize": it would leave out all that does not change, single pixels of a screen in motion, too."""
-    content, (first, *others) = io.BytesIO(), _changes(frames)
+    content, (first, *others) = io.BytesIO(), _changed_pixels(frames)
     times = [10 * round(100 / RATE)] * len(others) + [1000 * HOLD]  # in steps of 10 ms
     settings = {"duration": times, "loop": 0, "transparency": len(COLOURS) - 1, "optimize": False}
     first.save(content, "GIF", save_all=True, append_images=others, **settings)
     return content.getvalue()
 
 
-def _changes(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
+def _changed_pixels(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
     """Frames in the palette's colours, and clear where the map is as before: a sixth less to store."""
     palette, before = Image.new("P", (1, 1)), None
     palette.putpalette([part for colour in COLOURS for part in colour])
@@ -146,20 +146,20 @@ def _changes(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
         yield changed
 
 
-def _mp4(frames: Iterator[Image.Image]) -> bytes:
+def _encode_mp4(frames: Iterator[Image.Image]) -> bytes:
     """H.264 with half the resolution of colour, which is what browsers know."""
-    av, content = _av(), io.BytesIO()
+    av, content = _import_av(), io.BytesIO()
     with av.open(content, "w", format="mp4") as file:
         stream = file.add_stream("libx264", RATE, {"crf": "18", "preset": "veryfast"})
         stream.width, stream.height = SCREEN[0] + SIDE, SIDE
         stream.pix_fmt = "yuv420p"
-        for picture in _held(frames):
+        for picture in _hold_last(frames):
             file.mux(stream.encode(av.VideoFrame.from_image(picture)))
         file.mux(stream.encode())
     return content.getvalue()
 
 
-def _held(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
+def _hold_last(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
     """The frames, and the last one again until it has stayed long enough."""
     frame = next(frames)
     yield frame
@@ -168,7 +168,7 @@ def _held(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
     yield from repeat(frame, round(HOLD * RATE) - 1)
 
 
-def _av() -> ModuleType:
+def _import_av() -> ModuleType:
     try:
         import av
     except ImportError:

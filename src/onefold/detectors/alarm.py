@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.core.arguments import check_number
-from onefold.errors import InputError
+from onefold.errors import InputError, warn
 from onefold.types import Scores
 
 TOLERANCE = 1e-4
@@ -24,10 +24,11 @@ TOLERANCE = 1e-4
 class Alarm:
     """The scores of n held-out familiar samples, and the false-alarm rate that `threshold` stands for.
 
-    With G calibration scores above s and E equal to it, p(s) = (G + u · (1 + E)) / (n + 1). A u drawn uniformly makes p
-    exactly uniform on familiar data, ties or not, so that P(p ≤ fpr) = fpr over calibration draws. u is drawn once for
-    each calibration, from its scores, so that the same input gets the same p in whatever batch; and p ≤ fpr is the same
-    as score > threshold.
+    With G calibration scores above s and E equal to it, p(s) = (G + E + u) / (n + 1), and u is uniform on (0, 1].
+    Without ties, p is exactly uniform on familiar data, so P(p ≤ fpr) = fpr over calibration draws. With ties,
+    P(p ≤ fpr) ≤ fpr: equal scores get the same answer, and they raise an alarm only if all of them fit into the rate.
+    u is drawn once for each calibration, from its scores, so the same input gets the same p in any batch, and p ≤ fpr
+    is the same as score > threshold.
 
     Scores are computed in float32, and the last digits depend on the size of the batch. A score s is therefore equal to
     a calibration score c if |s − c| ≤ 10⁻⁴ (|c| + the median of all |c|) + `resolution`. Repeated inputs then get the
@@ -66,14 +67,14 @@ class Alarm:
         object.__setattr__(self, "u", float(1 - np.random.default_rng(entropy).random()))
 
     def pvalues(self, scores: Scores) -> NDArray[np.float64]:
-        """p(s) as above, in (0, 1]: small is strange."""
+        """Return p(s) as above, in (0, 1]; small means unfamiliar."""
         above, equal = self._counts(scores)
-        return (above + self.u * (1 + equal)) / (len(self.scores) + 1)
+        return (above + equal + self.u) / (len(self.scores) + 1)
 
     def conservative(self, scores: Scores) -> NDArray[np.float64]:
-        """p(s) with u = 1: at least as large, and what guarantees about many tests at once are proved for."""
+        """Return p(s) with u = 1, for which guarantees about many tests at once are proved; never smaller than p(s)."""
         above, equal = self._counts(scores)
-        return (above + 1 + equal) / (len(self.scores) + 1)
+        return (above + equal + 1) / (len(self.scores) + 1)
 
     @cached_property
     def threshold(self) -> float:
@@ -81,6 +82,24 @@ class Alarm:
         edges = np.unique(np.concatenate([[-np.inf], np.nextafter(self._low, -np.inf), self._high]))
         alarms = self.pvalues(np.nextafter(edges, np.inf)) <= self.fpr  # of scores just above each edge
         return float(edges[np.argmax(alarms)])
+
+    @property
+    def flagged_share(self) -> float:
+        """Share of the calibration scores above the threshold: about `fpr`, or less where many scores are equal."""
+        return float((self.scores > self.threshold).mean())
+
+    def warn_of_ties(self) -> None:
+        """Warn if equal scores make the false-alarm rate less than half of `fpr`."""
+        n = len(self.scores)
+        if self.flagged_share >= self.fpr / 2 or self.fpr * (n + 1) < 2:
+            return
+        highest = self.scores[self.scores <= self.threshold].max()
+        equal = int(self._counts(np.array([highest]))[1][0])
+        if equal > 1:
+            warn(
+                f"calibration: {equal} of {n} scores are equal, so the false-alarm rate is about "
+                f"{self.flagged_share:.2%} instead of {self.fpr:g}. Check for repeated or constant inputs."
+            )
 
     def _counts(self, scores: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many calibration scores are above each score, and how many are equal to it."""

@@ -90,6 +90,7 @@ class Detector(ABC):
         alarm = Alarm(scores, fpr, self.seed, self.resolution)
         diagnosis = Diagnosis(tuple(self._likeness(self._fitted(), scores)))
         self._alarm = alarm
+        alarm.warn_of_ties()
         diagnosis.warn()
         return self
 

@@ -15,7 +15,7 @@ from test_methods import LABELLED, MAKERS, fit, vectors
 import onefold
 from onefold.detectors import METHODS
 from onefold.detectors.alarm import Alarm, benjamini_hochberg
-from onefold.detectors.base import Detector, Exports
+from onefold.detectors.base import Detector, ExportMixin
 from onefold.errors import InputError, NotFittedError, OnefoldWarning
 from onefold.nn.train import Recipe
 
@@ -201,7 +201,7 @@ def test_alarms_do_not_depend_on_the_batch(name: str, fpr: float, tmp_path: Path
     for size in (1, 7):
         np.testing.assert_array_equal(in_batches(detector.is_ood, x, size), alarms)
         np.testing.assert_array_equal(in_batches(detector.pvalue, x, size) <= fpr, alarms)
-    if isinstance(detector, Exports):
+    if isinstance(detector, ExportMixin):
         import onnxruntime
 
         detector.export(tmp_path / "d.onnx")
@@ -223,7 +223,7 @@ def test_no_alarm_for_data_that_only_repeats() -> None:
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
 def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_path: Path) -> None:
     detector = fit(name, vectors()).calibrate(vectors(seed=1), fpr=0.1)
-    if not isinstance(detector, Exports):
+    if not isinstance(detector, ExportMixin):
         pytest.skip(f"{name} is not exported")
     assert isinstance(detector, Detector)
     x = vectors(4, seed=1) / 10

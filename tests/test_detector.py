@@ -34,7 +34,6 @@ from onefold import metrics
 from onefold.detectors import METHODS, diagnosis
 from onefold.detectors._combined_score import Combine
 from onefold.detectors._random_features import middle
-from onefold.detectors.base import Exports
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import Features, from_model
 from onefold.nn.cudnn import exact_float32, tuned_cudnn
@@ -381,7 +380,7 @@ def test_sorted_data_gives_the_same_statistics_as_shuffled() -> None:
     for data in (x, shuffled):
         gp = onefold.LastLayerGP(width=256).fit(data)
         assert gp.diagnose(fresh, show=False)["likeness"].ok
-        means.append(float(gp._fitted().scorer.combine.std[0]))  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+        means.append(float(gp.state.scorer.combine.std[0]))  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
     assert means[0] == pytest.approx(means[1], rel=0.2)
 
 
@@ -405,7 +404,7 @@ def test_what_fails_loses_nothing(name: str) -> None:
 
 def test_samples_that_were_held_out_are_never_trained_on() -> None:
     csd = fit("CSD", vectors(300))
-    state = csd._fitted()
+    state = csd.state
     held, remembered = ({row.numpy().tobytes() for row in m.samples} for m in (state.held, state.reservoir))
     assert len(held) == 30
     assert len(remembered) == 270
@@ -489,7 +488,7 @@ def assert_same(found: list[Any], detector: Any, query: Any, tolerance: float) -
     np.testing.assert_array_equal(np.asarray(found[1])[sure], detector.is_ood(query)[sure])
 
 
-EXPORTED = [name for name, method in METHODS.items() if issubclass(method, Exports)]
+EXPORTED = [name for name, method in METHODS.items() if method.exports]
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -716,7 +715,7 @@ def test_memory_of_a_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     csd = fit("CSD", vectors(150))
     for seed in range(4):
         csd.update(vectors(150, seed=seed))
-    state = csd._fitted()
+    state = csd.state
     assert len(state.reservoir) == 100
     assert state.reservoir.seen == 150 + 4 * 135  # a tenth of each update is held out
     assert len(state.held) == 15 + 4 * 15
@@ -738,8 +737,8 @@ def test_weights_of_a_half_life_by_hand() -> None:
     gp = onefold.LastLayerGP(kernel).fit(x[:20]).update(x[20:33], half_life=7).update(x[33:], half_life=7)
     phi = torch.nn.functional.normalize(kernel.features(torch.from_numpy(x)), dim=1).double()
     weights = torch.exp2(-torch.clamp(torch.arange(49, -1, -1), max=30) / 7)  # the first 20 came without a half-life
-    torch.testing.assert_close(gp._fitted().scorer.gram, phi.T @ (weights[:, None] * phi))  # pyright: ignore[reportArgumentType]
-    assert gp._fitted().about["noise"] == pytest.approx(1e-3 * float(weights.sum()) / 6)
+    torch.testing.assert_close(gp.state.scorer.gram, phi.T @ (weights[:, None] * phi))  # pyright: ignore[reportArgumentType]
+    assert gp.state.about["noise"] == pytest.approx(1e-3 * float(weights.sum()) / 6)
 
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
@@ -803,7 +802,7 @@ def test_agreement_is_the_rank_correlation_with_last_layer_gp() -> None:
     """The finding's number, computed again through the public method on the same features."""
     x = ring(400, 0)
     csd = onefold.CSD(recipe=LONG, score="relative").fit(x)
-    state = csd._fitted()
+    state = csd.state
     kernel = onefold.kernels.Features(state.scorer.map.prior)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     gp = onefold.LastLayerGP(kernel, score="relative").fit(x)
     from onefold.inputs.reservoir import shuffle_values
@@ -821,7 +820,7 @@ def test_agreement_is_the_rank_correlation_with_last_layer_gp() -> None:
 
 def test_the_combined_score_is_its_formula() -> None:
     detector, x = fit("CSD", vectors(300)), vectors(50, seed=1)
-    combine = detector._fitted().scorer.combine
+    combine = detector.state.scorer.combine
     logs = np.log(np.maximum(detector.relative(x), 1e-7)), np.log(detector.variance(x))
     z = [(log - float(combine.mean[i])) / float(combine.std[i]) for i, log in enumerate(logs)]
     np.testing.assert_allclose(
@@ -842,10 +841,10 @@ def test_the_handicap_is_what_a_second_opinion_gains_by_chance() -> None:
 def test_its_statistics_are_those_of_samples_that_no_training_saw() -> None:
     x = vectors(300)
     detector = fit("CSD", x)
-    held = detector._fitted().held.samples.numpy()
+    held = detector.state.held.samples.numpy()
     assert len(held) == 30
     relative = np.log(np.maximum(detector.relative(held), 1e-7))
-    np.testing.assert_allclose(float(detector._fitted().scorer.combine.mean[0]), relative.mean(), rtol=1e-4)
+    np.testing.assert_allclose(float(detector.state.scorer.combine.mean[0]), relative.mean(), rtol=1e-4)
     rows = {row.tobytes() for row in x}
     assert all(row.tobytes() in rows for row in held)
 
@@ -854,8 +853,8 @@ def test_leave_one_out_statistics_are_those_of_fits_without_the_sample() -> None
     x = vectors(40, 3)
     kernel = from_model(nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)), width=None)
     gp = onefold.LastLayerGP(kernel).fit(x)
-    share, _ = gp._left_out(gp._fitted())
-    samples = gp._fitted().reservoir.samples
+    share, _ = gp._left_out(gp.state)
+    samples = gp.state.reservoir.samples
     for i in (0, 7, 39):
         rest = np.delete(x, [j for j in range(40) if np.array_equal(x[j], samples[i].numpy())], axis=0)  # pyright: ignore
         other = onefold.LastLayerGP(kernel, noise=1e-3 * 40 / 39).fit(rest)  # the same λ = noise · N/D
@@ -895,7 +894,7 @@ def test_the_nearest_neighbour_of_a_remembered_sample_is_itself(name: str) -> No
 
 def test_a_model_is_seen_from_the_middle_of_its_encodings() -> None:
     kernel = from_model(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 1)), width=64)
-    state: Any = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(vectors(200))._fitted()
+    state: Any = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(vectors(200)).state
     torch.testing.assert_close(state.scorer.map.centre, middle(kernel.encode(state.reservoir.samples)))
 
 
@@ -916,5 +915,5 @@ def test_few_samples_may_look_unlike_by_chance() -> None:
 def test_held_out_samples_are_forgotten_as_fast_as_the_others() -> None:
     """A tenth of the stream, so a tenth of the half-life: 20 / ln 2 stay."""
     csd = fit("CSD", vectors(300)).update(vectors(2000, seed=1), half_life=200)
-    assert len(csd._fitted().held) == 29
-    assert len(csd._fitted().reservoir) == 289
+    assert len(csd.state.held) == 29
+    assert len(csd.state.reservoir) == 289

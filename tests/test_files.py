@@ -134,7 +134,7 @@ CASES: dict[str, Case] = {
     "tiny CSD": on_vectors(lambda _: onefold.CSD(recipe=BRIEF, architecture=TINY)),
     "tiny GP": on_vectors(lambda _: onefold.LastLayerGP(width=8)),
     "tiny RND": on_pictures(
-        lambda _: onefold.RND(channels=(2,), hidden=(4,), target_hidden=(4,), outputs=3, recipe=BRIEF)
+        lambda _: onefold.RND(channels=(2,), hidden=(4,), target_hidden=(4,), width=3, recipe=BRIEF)
     ),
     "tiny ensemble": on_vectors(
         lambda _: onefold.DeepEnsemble(2, hidden=(4,), recipe=BRIEF), targets=np.arange(60) % 3
@@ -275,7 +275,7 @@ def test_default_settings_survive_a_round_trip(name: str, kind: str, tmp_path: P
         pytest.skip("no model takes a table with words")
     x: Any = {"vectors": vectors(40), "images": pictures(40, 8, 8), "table": table(tmp_path)}[kind]
     labels = [np.arange(60 if kind == "table" else 40) % 3] if name in LABELLED else []
-    make: Any = METHODS[name]
+    make: Any = METHODS[name].detector_class
     detector = make(**BRIEFLY.get(name, {})).fit(x, *labels)
     detector.save(tmp_path / "x.onefold")
     again = onefold.load(tmp_path / "x.onefold", model=Classifier() if name == "Energy" else None)

@@ -1,5 +1,7 @@
 """One contract over one list of methods, then what each promises beyond it."""
 
+import inspect
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from onefold import metrics
 from onefold.detectors import METHODS
 from onefold.detectors._csd_scorer import CSDScorer
 from onefold.detectors._members import entropy, mutual_information, variance
+from onefold.detectors.registry import by_command
 from onefold.distil import Architecture, Chain
 from onefold.errors import InputError, NotFittedError
 from onefold.kernels import from_model, infinite, last_layer
@@ -41,7 +44,7 @@ class Classifier(nn.Module):
 MAKERS: dict[str, Callable[..., Any]] = {
     "CSD": lambda **k: onefold.CSD(recipe=SHORT, architecture=SMALL, **k),
     "LastLayerGP": lambda **k: onefold.LastLayerGP(width=64, **k),
-    "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), outputs=16, **k),
+    "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), width=16, **k),
     "DeepEnsemble": lambda **k: onefold.DeepEnsemble(2, recipe=SHORT, channels=(4,), hidden=(32,), **k),
     "MCDropout": lambda **k: onefold.MCDropout(8, recipe=SHORT, channels=(4,), hidden=(32,), **k),
     "Laplace": lambda **k: onefold.Laplace(4, recipe=SHORT, channels=(4,), hidden=(32,), **k),
@@ -64,6 +67,41 @@ def vectors(n: int = 60, d: int = 5, seed: int = 0) -> np.ndarray:
 
 def pictures(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+# --- the registry ----------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_the_registry_describes_the_class(name: str) -> None:
+    method = METHODS[name]
+    kind: Any = method.detector_class
+    assert kind is getattr(onefold, name)
+    assert kind.__name__ == name
+    arguments, settings = (inspect.signature(function).parameters for function in (kind.fit, kind))
+    assert method.needs_labels == ("y" in arguments)
+    assert method.trains == ("checkpoint" in arguments)
+    assert method.accepts_kernel == ("kernel" in settings)
+    assert method.needs_classifier == (method.accepts_kernel and settings["kernel"].default is inspect.Parameter.empty)
+    for flag, verb in ((method.updates, "update"), (method.exports, "export"), (method.has_variance, "variance")):
+        assert flag == hasattr(kind, verb)
+
+
+def test_methods_have_names_of_their_own_on_the_command_line() -> None:
+    assert {name: by_command(method.command).name for name, method in METHODS.items()} == {
+        name: name for name in METHODS
+    }
+    with pytest.raises(KeyError):
+        by_command("CSD")
+
+
+def test_the_registry_loads_neither_torch_nor_any_method() -> None:
+    code = (
+        "import sys, onefold.detectors.registry; print([name for name in sys.modules if name == 'torch'"
+        " or name.startswith('onefold.detectors.') and name != 'onefold.detectors.registry'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # --- the contract ----------------------------------------------------------------------------------------------------
@@ -204,10 +242,11 @@ def test_one_pass_gives_score_variance_and_relative_variance(name: str, monkeypa
     detector = fit(name, x)
     separate = {key: getattr(detector, key)(x) for key in ("score", "variance", "relative")}
     passes: list[int] = []
-    scorer = type(detector._fitted().scorer)
+    scorer = type(detector.state.scorer)
     parts = scorer.parts
     monkeypatch.setattr(scorer, "parts", lambda self, batch: (passes.append(len(batch)), parts(self, batch))[1])
     together = detector.outputs(x)
+    assert list(together) == ["score", "variance", "relative"]
     assert passes == [80]
     for key, values in separate.items():
         np.testing.assert_array_equal(together[key], values)
@@ -311,7 +350,7 @@ def test_what_all_encodings_have_in_common_does_not_count() -> None:
         return onefold.CSD(kernel, centred=centred, recipe=SHORT, architecture=SMALL, device="cpu").fit(x)
 
     def alike(detector: onefold.CSD) -> float:
-        scorer = detector._fitted().scorer
+        scorer = detector.state.scorer
         assert isinstance(scorer, CSDScorer)
         features = scorer.map
         unit = torch.nn.functional.normalize(features.features(features.encode(torch.from_numpy(x))), dim=1)
@@ -329,14 +368,14 @@ def test_images_are_seen_from_the_mean_of_their_features(tmp_path: Path) -> None
     """The labels are those of features less their mean over train data; without it all images are alike."""
     x = pictures(60, 8, 8)
     default, plain = (onefold.CSD(centred=how, recipe=SHORT, architecture=SMALL, device="cpu") for how in (None, False))
-    maps: list[Any] = [detector.fit(x)._fitted().scorer.map for detector in (default, plain)]
+    maps: list[Any] = [detector.fit(x).state.scorer.map for detector in (default, plain)]
     assert maps[1].centre is None
-    kept = default._fitted().reservoir.samples  # a tenth is held out
+    kept = default.state.reservoir.samples  # a tenth is held out
     assert isinstance(kept, torch.Tensor)
-    raw, seen = (one.features(default._fitted().prepare(kept)) for one in reversed(maps))
+    raw, seen = (one.features(default.state.prepare(kept)) for one in reversed(maps))
     torch.testing.assert_close(maps[0].centre, raw.mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen, raw - raw.mean(0), rtol=1e-4, atol=1e-5)
-    assert default._fitted().about["dissimilarity"] > 2 * plain._fitted().about["dissimilarity"]
+    assert default.state.about["dissimilarity"] > 2 * plain.state.about["dissimilarity"]
     default.save(tmp_path / "d.onefold")
     np.testing.assert_array_equal(onefold.load(tmp_path / "d.onefold", device="cpu").score(x), default.score(x))
     with pytest.raises(InputError, match="used as it is"):
@@ -430,7 +469,7 @@ def test_bad_labels_are_refused(labels: Any, message: str) -> None:
 
 
 def members_of(method: Any) -> Any:
-    return method._fitted().scorer.members
+    return method.state.scorer.members
 
 
 def quadrants(generator: Generator, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -443,7 +482,7 @@ def test_labelled_methods_learn(name: str, generator: Generator) -> None:
     x, y = quadrants(generator)
     method = getattr(onefold, name)(10, hidden=(64,), recipe=Recipe(steps=300, batch=32, lr=3e-3)).fit(x[:200], y[:200])
     assert metrics.accuracy(method.predict(x[200:]), y[200:]) > 0.85
-    said = method.judgements(x)
+    said = method.disagreements(x)
     np.testing.assert_array_equal(said["predicted"], method.predict(x))
     np.testing.assert_array_equal(said["mutual_information"], method.score(x))
     p = torch.from_numpy(method.probabilities(x))
@@ -566,7 +605,7 @@ def test_energy_is_its_formula(temperature: float) -> None:
 def test_rnd_is_its_formula() -> None:
     x = vectors()
     rnd = fit("RND", x)
-    scorer = rnd._fitted().scorer
+    scorer = rnd.state.scorer
     error = (scorer.predictor(torch.from_numpy(x)) - scorer.target(torch.from_numpy(x))).detach().numpy()
     np.testing.assert_allclose(rnd.score(x), 0.5 * (error**2).mean(1), rtol=1e-4)
 
@@ -574,14 +613,14 @@ def test_rnd_is_its_formula() -> None:
 @pytest.mark.parametrize("x", [vectors(), pictures(40, 8, 8)], ids=["vectors", "pictures"])
 def test_the_scale_of_the_variance_is_that_of_the_features(x: np.ndarray) -> None:
     csd = fit("CSD", x)
-    state = csd._fitted()
+    state = csd.state
     features = state.scorer.map.features(state.prepare(torch.from_numpy(x))).double().numpy()
     np.testing.assert_allclose(csd.variance(x), (features**2).sum(1) * csd.relative(x), rtol=1e-4, atol=1e-6)
 
 
 def test_the_share_of_augmented_contexts_is_the_one_asked_for() -> None:
     csd = fit("CSD", pictures(40, 8, 8), augment=0.7)
-    state = csd._fitted()
+    state = csd.state
     assert csd._contexts(state.reader, None, state.prepare).chain == Chain(apply=0.7)
 
 

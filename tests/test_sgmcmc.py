@@ -36,7 +36,7 @@ SIDES = (np.random.default_rng(1).random(60) < 1 / (1 + np.exp(0.5 - 1.5 * POINT
 
 def weights(chain: SGMCMC) -> np.ndarray:
     """Of every member, in a row."""
-    nets: Any = chain._fitted().scorer.members
+    nets: Any = chain.state.scorer.members
     return torch.stack([torch.cat([p.flatten() for p in net.parameters()]) for net in nets.nets]).numpy()
 
 

@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_wrapped_detector(method: str) -> None:
         "CSD": CSD(
             recipe=Recipe(**recipe, warmup=1), architecture=Architecture(hidden=(16, 16), outputs=16), seed=7,
         ),
-        "RND": RND(recipe=Recipe(**recipe), hidden=(16, 16), target_hidden=(16,), outputs=16, seed=7),
+        "RND": RND(recipe=Recipe(**recipe), hidden=(16, 16), target_hidden=(16,), width=16, seed=7),
     }[method]  # fmt: skip
     x, new = rows(200), rows(64, seed=1)
     detector = small(method, contamination=0.1, random_state=7).fit(x)
@@ -104,7 +104,7 @@ def test_without_settings_methods_keep_their_own() -> None:
     assert isinstance(rnd, RND)
     assert isinstance(gp, LastLayerGP)
     assert (csd.recipe, csd.architecture, csd.score_kind) == (CSD().recipe, CSD().architecture, CSD().score_kind)
-    assert (rnd.recipe, rnd.hidden, rnd.outputs) == (RND().recipe, RND().hidden, RND().outputs)
+    assert (rnd.recipe, rnd.hidden, rnd.width) == (RND().recipe, RND().hidden, RND().width)
     assert (gp.width, gp.score_kind) == (LastLayerGP().width, LastLayerGP().score_kind)
 
 

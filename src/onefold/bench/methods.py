@@ -16,8 +16,8 @@ from onefold.bench.units import METHODS, Preset, Rates, Unit
 from onefold.core.batches import pick_device
 from onefold.core.rng import generators
 from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
-from onefold.detectors._members import Predicts
-from onefold.detectors.base import Detector, Variances
+from onefold.detectors._members import MemberDetector
+from onefold.detectors.base import Detector
 from onefold.distil import Architecture
 from onefold.errors import InputError
 from onefold.kernels import EmpiricalNTK, from_model
@@ -157,21 +157,19 @@ def score(job: Job, detector: Detector, x: np.ndarray) -> NDArray[np.float64]:
 def scores(job: Job, detector: Detector, x: np.ndarray) -> dict[str, NDArray[np.float64]]:
     """Every score that there is of these images, by name."""
     x = _shaped(job, x)
-    if isinstance(detector, Predicts):
-        return {name: values for name, values in detector.judgements(x).items() if name != "predicted"}
-    return detector.outputs(x) if isinstance(detector, Variances) else {"score": detector.score(x)}
+    if isinstance(detector, MemberDetector):
+        return {name: values for name, values in detector.disagreements(x).items() if name != "predicted"}
+    return detector.outputs(x)
 
 
 def classes(job: Job, detector: Detector, x: np.ndarray) -> NDArray[Any]:
     """The classes that it predicts, or that the separate classifier does."""
-    return detector.predict(x) if isinstance(detector, Predicts) else predicted(job.classifier(), x)
+    return detector.predict(x) if isinstance(detector, MemberDetector) else predicted(job.classifier(), x)
 
 
 def parameters(detector: Detector) -> int:
-    """Weights that were trained for it, its own networks only."""
-    scorer = detector._fitted().scorer
-    own = [scorer.model] if isinstance(detector, CSD) else [scorer.predictor] if isinstance(detector, RND) else [scorer]
-    return sum(p.numel() for part in own for p in part.parameters())  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    """Return the number of parameters of the detector's networks."""
+    return detector.state.parameters
 
 
 def _shaped(job: Job, x: np.ndarray) -> np.ndarray:

@@ -20,9 +20,8 @@ from onefold.core.progress import busy, shown, tidied
 from onefold.core.storage import write_bytes
 from onefold.detectors import CSD, KNN, RND, LastLayerGP
 from onefold.detectors.alarm import check_rate
-from onefold.detectors.base import Detector, Exports
+from onefold.detectors.base import Detector, ExportMixin
 from onefold.detectors.diagnosis import Diagnosis, Finding
-from onefold.detectors.knn import KNNScorer
 from onefold.detectors.load import load
 from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.inputs import ImageFolder, IndexedSource, Picture, Source, form_of, open_source, split
@@ -161,7 +160,7 @@ def export(file: Path, out: Path, model: Path | None) -> None:
     """Write a detector as a model that needs no onefold; the suffix of `out` says how."""
     _check_places([out], [file, model])
     detector = opened(file, model, "cpu")
-    if not isinstance(detector, Exports):
+    if not isinstance(detector, ExportMixin):
         raise InputError(f"a {type(detector).__name__} cannot be exported")
     with _called(str(file)):
         detector.export(out)
@@ -284,17 +283,17 @@ def _called(name: str) -> Iterator[None]:
 
 def _contents(detector: Detector, *, samples: bool = True) -> Finding:
     """What of the training data the file of a detector holds, saved with these `samples`."""
-    state = detector._fitted()
-    raw = [memory.samples for memory in state.memories.values() if samples and memory.samples is not None]
+    state = detector.state
+    raw = state.stored_samples if samples else []
     count, size = sum(map(batch_length, raw)), sum(t.nbytes for batch in raw for t in batch_tensors(batch))
     amount, more = (f"{count:,}", f" ({human(size)}; --no-samples leaves them out)") if raw else ("no", "")
-    if isinstance(state.scorer, KNNScorer):
-        more += f", and the features of {len(state.scorer.bank):,} training samples"
+    if state.stored_features:
+        more += f", and the features of {state.stored_features:,} training samples"
     return Finding("samples", count, None, f"the file holds {amount} raw training samples{more}")
 
 
 def _count(detector: Detector) -> int:
-    return detector._fitted().reservoir.seen
+    return detector.state.samples_seen
 
 
 def _name_skipped(sources: Sequence[Source], out: Path) -> list[str]:

@@ -23,6 +23,11 @@ class CSDScorer(nn.Module):
         self.model, self.map, self.combine = model, features, Combine()
         self.kind: Score = kind
 
+    @property
+    def networks(self) -> nn.Module:
+        """The trained networks, φ and ψ."""
+        return self.model
+
     def parts(self, x: Any) -> tuple[Tensor, Tensor]:
         """1 − g(x, x)/Θ(x, x) and Θ(x, x)."""
         z = self.map.encode(x)

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core.arguments import check_choice
 from onefold.detectors._classifier import Targets
 from onefold.detectors.base import Detector
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.errors import InputError
 from onefold.inputs.samples import TrainData
 from onefold.nn.cudnn import exact_float32
@@ -56,7 +56,7 @@ class MembersScorer(nn.Module):
         return DISAGREEMENTS[self.kind](self.outputs(x))
 
 
-class Predicts(Detector):
+class MemberDetector(Detector):
     """A detector of several members: it can also say what they predict, and disagree in every way at once."""
 
     about_like: ClassVar[dict[str, Any]] = {"outputs": 0, "regression": False}
@@ -71,7 +71,7 @@ class Predicts(Detector):
         mean = np.concatenate([said.mean(0) for said in self._said(x)])
         return mean if self._fitted().about["regression"] else mean.argmax(1)
 
-    def judgements(self, x: ArrayLike) -> dict[str, NDArray[Any]]:
+    def disagreements(self, x: ArrayLike) -> dict[str, NDArray[Any]]:
         """In one pass: the class that the members find likeliest ("predicted"), and every way of disagreeing."""
         if self._fitted().about["regression"]:
             raise InputError("regressors disagree in one way only, by their variance: call score(x)")
@@ -92,7 +92,7 @@ class Predicts(Detector):
         scorer.scale.copy_(targets.scale)
         finished(scorer, self.device)
         self._became(
-            Fitted(
+            DetectorState(
                 reader=learned.reader,
                 prepare=learned.prepare,
                 scorer=scorer,

@@ -18,7 +18,7 @@ from onefold.core.batches import batch_slices, joined, map_batch, named
 from onefold.detectors.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.detectors.export import export
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.errors import InputError, NotFittedError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import shuffle_values
@@ -40,10 +40,10 @@ class Detector(ABC):
     device: torch.device
     kernel: Kernel | None
     about_like: ClassVar[dict[str, Any]] = {}
-    """The form of `Fitted.about`, for a file to be checked by."""
+    """The form of `DetectorState.about`, for a file to be checked by."""
     resolution: ClassVar[float] = 0.0
     """Smallest difference between scores that float32 resolves, beside the relative tolerance of `Alarm`."""
-    _state: Fitted | None = None
+    _state: DetectorState | None = None
     _alarm: Alarm | None = None
 
     @abstractmethod
@@ -163,8 +163,28 @@ class Detector(ABC):
 
     @property
     def reader(self) -> Reader:
-        """How data is read."""
-        return self._fitted().reader
+        """Layout of the training data, by which later data is read and checked."""
+        return self.state.reader
+
+    @property
+    def state(self) -> DetectorState:
+        """Everything that the fit computed: scorer, reservoirs, number of samples seen, number of parameters.
+
+        Raises:
+            NotFittedError: Before `fit`.
+        """
+        return self._fitted()
+
+    def outputs(self, x: ArrayLike) -> dict[str, Scores]:
+        """Return every number that the method computes for each input, in one pass.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            `score`, and `variance` and `relative` if the method estimates a variance.
+        """
+        return {"score": self.score(x)}
 
     def save(self, path: str | Path, *, samples: bool = True) -> None:
         """Write one file, whole or not at all: tensors in safetensors, settings in its JSON header.
@@ -199,7 +219,7 @@ class Detector(ABC):
                 tensors |= memory.tensors(name)
         return tensors, header
 
-    def _known_by(self, state: Fitted, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
+    def _known_by(self, state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
         """A few samples and how similar the kernel finds them, to know it by when it is handed in again.
 
         Where the file is to hold no samples they are random numbers; a model that cannot take those goes unchecked.
@@ -215,17 +235,17 @@ class Detector(ABC):
                 return {}
         return {"similarity": similarity, **{f"probe.{key}": t for key, t in named(probe).items()}}
 
-    def _similarity(self, state: Fitted, kernel: Kernel, raw: Batch) -> Tensor:
+    def _similarity(self, state: DetectorState, kernel: Kernel, raw: Batch) -> Tensor:
         batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
         with exact_float32():  # the same numbers on every device
             return kernel(batch, batch).detach().double().cpu()
 
-    def _likeness(self, state: Fitted, scores: Scores) -> list[Finding]:
+    def _likeness(self, state: DetectorState, scores: Scores) -> list[Finding]:
         """Whether other familiar data looks like what is remembered, if anything is."""
         reference = self._reference(state)
         return [] if reference is None else [likeness(*reference, scores)]
 
-    def _reference(self, state: Fitted) -> tuple[Scores, str, float] | None:
+    def _reference(self, state: DetectorState) -> tuple[Scores, str, float] | None:
         """Scores that familiar samples should have, what they are scores of, and how much stranger others may look."""
         if state.held.samples is not None:
             return self._over(state, _score, state.held.samples), "those held out by the fit", 0.1
@@ -233,13 +253,13 @@ class Detector(ABC):
             return None
         return self._over(state, _score, state.reservoir.samples), "train samples", 0.49  # fitted to, so more familiar
 
-    def _became(self, state: Fitted) -> None:
+    def _became(self, state: DetectorState) -> None:
         """Replace what was there, once everything about the new state is known to be computable."""
         diagnosis = Diagnosis(tuple(self._checks(state)))
         self._state, self._alarm = state, None
         diagnosis.warn()
 
-    def _checks(self, state: Fitted) -> list[Finding]:
+    def _checks(self, state: DetectorState) -> list[Finding]:
         """What must hold: here, that the scores tell familiar samples from scrambled ones, or from each other."""
         memory = state.familiar
         if memory.samples is None:
@@ -247,7 +267,7 @@ class Detector(ABC):
         few = memory.subsample(EXAMINED)
         return [signal(self._over(state, self._measure, joined([few, shuffle_values(few, self.seed)])))]
 
-    def _information(self, state: Fitted) -> list[Finding]:
+    def _information(self, state: DetectorState) -> list[Finding]:
         """What is good to know besides."""
         del state
         return []
@@ -257,18 +277,20 @@ class Detector(ABC):
         """The number whose spread is looked at: where there is one, the relative variance."""
         return scorer.relative(batch) if hasattr(scorer, "relative") else scorer(batch)
 
-    def _over(self, state: Fitted, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
+    def _over(self, state: DetectorState, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
         """function(scorer, prepared batch) over raw samples in memory."""
         with exact_float32():
             return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
 
-    def _over_all(self, state: Fitted, function: Callable[[Any, Any], tuple[Tensor, ...]], raw: Batch) -> list[Scores]:
+    def _over_all(
+        self, state: DetectorState, function: Callable[[Any, Any], tuple[Tensor, ...]], raw: Batch
+    ) -> list[Scores]:
         """function(scorer, prepared batch) over raw samples in memory, for a function that gives several numbers."""
         with exact_float32():
             parts = [function(state.scorer, batch) for batch in self._prepared(state, raw)]
         return [np.concatenate([_finite(part) for part in side]) for side in zip(*parts, strict=True)]
 
-    def _prepared(self, state: Fitted, raw: Batch) -> Iterator[Any]:
+    def _prepared(self, state: DetectorState, raw: Batch) -> Iterator[Any]:
         for part in batch_slices(raw, self._at_once(state)):
             with torch.no_grad():
                 yield state.prepare(map_batch(lambda t: t.to(self.device), part))
@@ -284,11 +306,11 @@ class Detector(ABC):
         for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=ordered):
             yield self._over(state, function, raw)
 
-    def _at_once(self, state: Fitted) -> int:
+    def _at_once(self, state: DetectorState) -> int:
         """How many samples to score at once: a GPU wants more."""
         return state.reader.batch_size * (8 if self.device.type == "cuda" else 1)
 
-    def _fitted(self) -> Fitted:
+    def _fitted(self) -> DetectorState:
         if self._state is None:
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit first")
         return self._state
@@ -303,7 +325,7 @@ class Detector(ABC):
         return self._alarm
 
 
-class Variances:
+class VarianceMixin:
     """Methods that estimate the variance of an infinite ensemble; their scorers compute all numbers in one pass."""
 
     def variance(self, x: ArrayLike) -> Scores:
@@ -324,7 +346,7 @@ class Variances:
         return {"score": score, "variance": variance, "relative": relative}
 
 
-class Exports:
+class ExportMixin:
     """Methods whose scorer is a plain network can leave Python."""
 
     def export(self, path: str | Path) -> None:

@@ -15,10 +15,10 @@ from onefold.detectors._combined_score import SCORES, Score
 from onefold.detectors._csd_scorer import AT_ONCE, CSDScorer, residuals
 from onefold.detectors._random_features import check_kernel, empty_map, empty_standardise, feature_map, middle
 from onefold.detectors._streaming import both_halves, update_recipe
-from onefold.detectors.base import EXAMINED, Detector, Exports, Variances, parts
+from onefold.detectors.base import EXAMINED, Detector, ExportMixin, VarianceMixin, parts
 from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity
 from onefold.detectors.export import copied
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -47,7 +47,7 @@ STATISTICS = 4096  # samples whose mean and spread are taken
 AUGMENT = 0.5  # share of contexts to augment where nothing is said and the data are images
 
 
-class CSD(Variances, Detector, Exports):
+class CSD(VarianceMixin, Detector, ExportMixin):
     """Contextual Similarity Distillation (Section 3).
 
     `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14), or
@@ -130,7 +130,7 @@ class CSD(Variances, Detector, Exports):
         )
         finished(scorer, self.device)
         held = Reservoir(HELD_OUT, self.seed)
-        state = Fitted(
+        state = DetectorState(
             reader=learned.reader,
             prepare=learned.prepare,
             scorer=scorer,
@@ -247,7 +247,7 @@ class CSD(Variances, Detector, Exports):
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
 
     @torch.no_grad()
-    def _settle(self, state: Fitted, train: Samples, loss: float) -> None:
+    def _settle(self, state: DetectorState, train: Samples, loss: float) -> None:
         """Take the statistics of the combined score, look at the result, and only then replace what was there."""
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
@@ -257,7 +257,7 @@ class CSD(Variances, Detector, Exports):
         state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
         self._became(state)
 
-    def _checks(self, state: Fitted) -> list[Finding]:
+    def _checks(self, state: DetectorState) -> list[Finding]:
         """What can be said without other data."""
         findings = [*super()._checks(state), convergence(state.about["explained"])]
         if state.reservoir.samples is not None:
@@ -266,7 +266,7 @@ class CSD(Variances, Detector, Exports):
         return findings
 
     @torch.no_grad()
-    def _information(self, state: Fitted) -> list[Finding]:
+    def _information(self, state: DetectorState) -> list[Finding]:
         """Rank agreement with the closed form on familiar and scrambled samples."""
         scorer, memory = state.scorer, state.familiar
         assert isinstance(scorer, CSDScorer)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from onefold.core.arguments import check_number
 from onefold.core.batches import check_seed, pick_device
 from onefold.detectors._random_features import FeatureMap
-from onefold.detectors.base import Detector, Exports
+from onefold.detectors.base import Detector, ExportMixin
 from onefold.detectors.diagnosis import Diagnosis
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
@@ -29,7 +29,7 @@ class EnergyScorer(nn.Module):
         return -self.temperature * torch.logsumexp(self.map.encode(x) / self.temperature, dim=1)
 
 
-class Energy(Detector, Exports):
+class Energy(Detector, ExportMixin):
     """−T log Σ exp(logit / T) of a trained classifier: small where any class is likely. Nothing is trained."""
 
     def __init__(
@@ -52,7 +52,9 @@ class Energy(Detector, Exports):
         if classes < 2:
             raise InputError(f"the model has {classes} output: energy is for classifiers of at least 2 classes")
         scorer = EnergyScorer(self.logits, self.temperature).eval()
-        self._state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        self._state = DetectorState(
+            reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir
+        )
         self._alarm = None
         Diagnosis(tuple(self._checks(self._state))).warn()
         return self

@@ -11,7 +11,14 @@ from onefold.core.arguments import check_choice, check_instance, check_integer, 
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
-from onefold.detectors._members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
+from onefold.detectors._members import (
+    Disagreement,
+    MemberDetector,
+    MembersScorer,
+    Several,
+    check_count,
+    check_disagreement,
+)
 from onefold.detectors._random_features import empty_standardise
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
@@ -20,7 +27,7 @@ from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
 
 
-class DeepEnsemble(Predicts):
+class DeepEnsemble(MemberDetector):
     """M networks from independent initialisations, each on its own minibatches, trained together.
 
     Whole-number labels 0, 1, 2 … make classifiers, which disagree by `score`; other targets, or task="regression", make

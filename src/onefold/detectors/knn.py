@@ -11,9 +11,9 @@ from onefold.core.arguments import check_integer
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._random_features import FeatureMap, check_kernel, empty_map, feature_map
-from onefold.detectors.base import Detector, Exports
+from onefold.detectors.base import Detector, ExportMixin
 from onefold.detectors.export import copied
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
@@ -38,6 +38,11 @@ class KNNScorer(nn.Module):
         self.register_buffer("bank", torch.zeros(0, 0))
         self.register_buffer("keys", torch.zeros(0, dtype=torch.float64))
 
+    @property
+    def stored_features(self) -> int:
+        """Number of training samples in the bank."""
+        return len(self.bank)
+
     def features(self, x: Any) -> Tensor:
         z = self.map.encode(x)
         return F.normalize(
@@ -50,7 +55,7 @@ class KNNScorer(nn.Module):
         return 0.5 * (z - self.bank[nearest]).square().sum(1)  # 1 − cos would cancel in float32
 
 
-class KNN(Detector, Exports):
+class KNN(Detector, ExportMixin):
     """How far the k-th nearest of the train samples is, between unit features.
 
     The features are those of the kernel, of a trained model if it is kernels.from_model(model) (without its random
@@ -87,7 +92,9 @@ class KNN(Detector, Exports):
         with torch.no_grad():
             for batch in in_slices(learned.samples, self.device):
                 bank.add(scorer.features(batch))
-        state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        state = DetectorState(
+            reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir
+        )
         return self._settled(state, bank)
 
     @torch.no_grad()
@@ -104,7 +111,7 @@ class KNN(Detector, Exports):
                 bank.add(scorer.features(batch), half_life)
         return self._settled(state, bank)
 
-    def _settled(self, state: Fitted, bank: Reservoir) -> "KNN":
+    def _settled(self, state: DetectorState, bank: Reservoir) -> "KNN":
         scorer = state.scorer
         assert isinstance(scorer, KNNScorer)
         assert isinstance(bank.samples, Tensor)

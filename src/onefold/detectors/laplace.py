@@ -18,7 +18,7 @@ from onefold.core.arguments import check_instance, check_integer, check_number, 
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._classifier import Augmentation, check_augmentation, targets_of, train_together
-from onefold.detectors._members import Disagreement, MembersScorer, Predicts, check_count, check_disagreement
+from onefold.detectors._members import Disagreement, MemberDetector, MembersScorer, check_count, check_disagreement
 from onefold.detectors._random_features import empty_standardise
 from onefold.errors import MissingExtraError
 from onefold.inputs.reader import Reader
@@ -50,7 +50,7 @@ class Linearised(nn.Module):
         return torch.stack([pair[0] + pair[1] for pair in moved])
 
 
-class Laplace(Predicts):
+class Laplace(MemberDetector):
     """A classifier, and `samples` draws from the normal distribution that its loss's curvature gives its weights.
 
     Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the

@@ -14,9 +14,9 @@ from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._combined_score import SCORES, Combine, Score, scored
 from onefold.detectors._random_features import FeatureMap, check_kernel, empty_map, feature_map
-from onefold.detectors.base import Detector, Exports, Variances, parts
+from onefold.detectors.base import Detector, ExportMixin, VarianceMixin, parts
 from onefold.detectors.export import copied
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.distil.fit import in_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
@@ -95,7 +95,7 @@ def _width(triangle: Tensor) -> int:
     return (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
 
 
-class LastLayerGP(Variances, Detector, Exports):
+class LastLayerGP(VarianceMixin, Detector, ExportMixin):
     """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
 
     It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
@@ -138,7 +138,9 @@ class LastLayerGP(Variances, Detector, Exports):
         width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
         scorer = GPScorer(features, width, self.score_kind)
         finished(scorer, self.device)
-        state = Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        state = DetectorState(
+            reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir
+        )
         gram = torch.zeros_like(scorer.root)
         for batch in in_slices(learned.samples, self.device):
             self._absorb(scorer, gram, batch, None)
@@ -173,7 +175,7 @@ class LastLayerGP(Variances, Detector, Exports):
         scorer.count.mul_(fade).add_(weights.sum())
 
     @torch.no_grad()
-    def _settled(self, state: Fitted, gram: Tensor) -> "LastLayerGP":
+    def _settled(self, state: DetectorState, gram: Tensor) -> "LastLayerGP":
         """Factorise, take the statistics of the combined score, and only then replace what was there."""
         scorer = state.scorer
         assert isinstance(scorer, GPScorer)
@@ -188,7 +190,7 @@ class LastLayerGP(Variances, Detector, Exports):
         return self
 
     @torch.no_grad()
-    def _left_out(self, state: Fitted) -> tuple[Tensor, Tensor]:
+    def _left_out(self, state: DetectorState) -> tuple[Tensor, Tensor]:
         """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
         few = state.reservoir.subsample(HELD_OUT)
         share, scale = self._over_all(state, parts, few)
@@ -196,7 +198,7 @@ class LastLayerGP(Variances, Detector, Exports):
         left_out = (share / (1 - leverage)).clip(max=1)
         return torch.from_numpy(left_out).to(self.device), torch.from_numpy(scale).to(self.device)
 
-    def _reference(self, state: Fitted) -> tuple[Scores, str, float] | None:
+    def _reference(self, state: DetectorState) -> tuple[Scores, str, float] | None:
         if state.reservoir.samples is None:
             return None
         scorer = state.scorer

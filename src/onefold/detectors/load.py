@@ -12,7 +12,7 @@ from onefold.core.batches import map_batch, named, pick_device
 from onefold.detectors import METHODS
 from onefold.detectors.alarm import Alarm
 from onefold.detectors.base import KIND, Detector
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
@@ -52,12 +52,12 @@ def load(path: str | Path, *, model: Model | Kernel | None = None, device: str =
 
 
 def _method(name: Any, path: Path) -> type[Detector]:
-    found = METHODS.get(name) if isinstance(name, str) else None
-    if found is None:
+    method = METHODS.get(name) if isinstance(name, str) else None
+    if method is None:
         raise FileError(
             f"{path}: made by the method {str(name)[:40]!r}; this version of onefold has {', '.join(METHODS)}"
         )
-    return found
+    return method.detector_class
 
 
 def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel | None:
@@ -116,7 +116,7 @@ def _restored(blank: Detector, tensors: dict[str, Tensor], header: dict[str, Any
     reader, weights = Reader.from_json(header["reader"]), _under(tensors, "scorer.")
     scorer = _filled(detector._empty(reader, header["about"], weights), weights)
     finished(scorer, detector.device)
-    state = Fitted(
+    state = DetectorState(
         reader=reader,
         prepare=Prepare(reader).to(detector.device),
         scorer=scorer,
@@ -190,7 +190,7 @@ def _check_whole(detector: Detector, tensors: dict[str, Tensor], header: dict[st
 
 
 def _check_kernel(
-    detector: Detector, state: Fitted, kernel: Kernel, probe: Batch | None, tensors: dict[str, Tensor]
+    detector: Detector, state: DetectorState, kernel: Kernel, probe: Batch | None, tensors: dict[str, Tensor]
 ) -> None:
     """The kernel that was handed in must be the one of the fit: it finds the same samples as similar."""
     if probe is None and "similarity" not in tensors and state.reservoir.samples is None:
@@ -207,7 +207,7 @@ def _check_kernel(
 
 
 @torch.no_grad()
-def _check_score(detector: Detector, state: Fitted, probe: Batch | None) -> None:
+def _check_score(detector: Detector, state: DetectorState, probe: Batch | None) -> None:
     """A sample, remembered or random, must get a finite score, unless it is so large that this would take long."""
     samples = probe if state.reservoir.samples is None else state.reservoir.samples
     if samples is None and detector.kernel is None:

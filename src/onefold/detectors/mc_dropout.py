@@ -13,7 +13,7 @@ from onefold.core.arguments import check_choice, check_instance, check_integer, 
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
-from onefold.detectors._members import Disagreement, MembersScorer, Predicts, check_disagreement
+from onefold.detectors._members import Disagreement, MemberDetector, MembersScorer, check_disagreement
 from onefold.detectors._random_features import empty_standardise
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
@@ -75,7 +75,7 @@ class Thinned(nn.Module):
         return _dense(net)
 
 
-class MCDropout(Predicts):
+class MCDropout(MemberDetector):
     """One network trained with dropout; its predictions with `samples` fixed draws of dropped units disagree.
 
     Labels, `score` and `augment` are as in `DeepEnsemble`. Rate and number of samples are the paper's.

@@ -12,9 +12,9 @@ from onefold.core.batches import check_seed, named, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._random_features import empty_standardise
 from onefold.detectors._streaming import both_halves, update_recipe
-from onefold.detectors.base import Detector, Exports
+from onefold.detectors.base import Detector, ExportMixin
 from onefold.detectors.export import copied
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import Samples, read_train_data
@@ -23,7 +23,7 @@ from onefold.nn.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
 
 
-class RND(Detector, Exports):
+class RND(Detector, ExportMixin):
     """Squared error of a trained predictor against a frozen random target; sizes and rate are the paper's."""
 
     def __init__(
@@ -32,7 +32,7 @@ class RND(Detector, Exports):
         channels: tuple[int, ...] = (16,),
         hidden: tuple[int, ...] = (256, 256),
         target_hidden: tuple[int, ...] = (256,),
-        outputs: int = 256,
+        width: int = 256,
         recipe: Recipe | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -40,7 +40,7 @@ class RND(Detector, Exports):
         self.kernel = None
         self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.target_hidden = check_sizes(target_hidden, "target_hidden")
-        self.outputs = check_integer(outputs, "outputs", 1, MAX_SIZE)
+        self.width = check_integer(width, "width", 1, MAX_SIZE)
         self.recipe = check_instance(recipe or Recipe(steps=2000, lr=3e-3), "recipe", Recipe)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
@@ -55,7 +55,7 @@ class RND(Detector, Exports):
             checkpoint=checkpoint, identity=identity, progress=progress,
         )  # fmt: skip
         return self._settled(
-            Fitted(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+            DetectorState(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
         )
 
     def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "RND":
@@ -94,19 +94,19 @@ class RND(Detector, Exports):
         run(training, "RND", checkpoint=checkpoint, identity=identity, show=progress)
         finished(scorer, self.device)
 
-    def _settled(self, state: Fitted) -> "RND":
+    def _settled(self, state: DetectorState) -> "RND":
         self._became(state)
         return self
 
     def _scorer(self, shape: tuple[int, ...], first: nn.Module, streams: Sequence[Generator | None]) -> RNDScorer:
-        sizes = {"channels": self.channels, "outputs": self.outputs}
+        sizes = {"channels": self.channels, "outputs": self.width}
         target = random_network(shape, streams[0], hidden=self.target_hidden, **sizes)
         predictor = backbone(shape, hidden=self.hidden, generator=streams[1], **sizes)
         return RNDScorer(*(nn.Sequential(first, net) for net in (predictor, target)))
 
     def _settings(self) -> dict[str, Any]:
         sizes = {name: list(getattr(self, name)) for name in ("channels", "hidden", "target_hidden")}
-        return {**sizes, "outputs": self.outputs, "recipe": asdict(self.recipe), "seed": self.seed}
+        return {**sizes, "width": self.width, "recipe": asdict(self.recipe), "seed": self.seed}
 
     def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
         del about, weights

@@ -11,11 +11,18 @@ from onefold.core.batches import check_seed, named, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._classifier import Augmentation, check_augmentation, targets_of
 from onefold.detectors._langevin import Dynamics
-from onefold.detectors._members import Disagreement, MembersScorer, Predicts, Several, check_count, check_disagreement
+from onefold.detectors._members import (
+    Disagreement,
+    MemberDetector,
+    MembersScorer,
+    Several,
+    check_count,
+    check_disagreement,
+)
 from onefold.detectors._posterior import Posterior, Sampler, Sampling, Schedule
 from onefold.detectors._random_features import empty_standardise
 from onefold.detectors.diagnosis import Finding
-from onefold.detectors.state import Fitted
+from onefold.detectors.state import DetectorState
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
@@ -27,7 +34,7 @@ MOST_EPOCHS = 10_000.0
 FEWEST_ACCEPTED = 0.1
 
 
-class SGMCMC(Predicts):
+class SGMCMC(MemberDetector):
     """A Bayesian classifier: `samples` networks out of one Markov chain in the posterior of its weights.
 
     The chain follows Langevin dynamics with minibatch gradients. A trajectory takes `epochs` epochs and leaves one
@@ -48,7 +55,7 @@ class SGMCMC(Predicts):
     Labels, `score` and `augment` are as in `DeepEnsemble`; classifiers only.
     """
 
-    about_like: ClassVar[dict[str, Any]] = {**Predicts.about_like, "acceptance": 0.0}
+    about_like: ClassVar[dict[str, Any]] = {**MemberDetector.about_like, "acceptance": 0.0}
 
     def __init__(
         self,
@@ -138,7 +145,7 @@ class SGMCMC(Predicts):
     def _tower(self, shape: tuple[int, ...], stream: Generator | None, outputs: int) -> MLP | Impala:
         return backbone(shape, channels=self.channels, hidden=self.hidden, outputs=outputs, generator=stream)
 
-    def _checks(self, state: Fitted) -> list[Finding]:
+    def _checks(self, state: DetectorState) -> list[Finding]:
         findings, share = super()._checks(state), state.about["acceptance"]
         if not self.corrected:
             return findings

@@ -197,7 +197,7 @@ def _detector(method: str, knobs: dict[str, Any], rows: int, seed: int, device: 
         sizes = {} if width is None else {"width": width}
         return LastLayerGP(**score, **sizes, **common)
     if method == "RND":
-        sizes = {} if width is None else {"hidden": (width, width), "target_hidden": (width,), "outputs": width}
+        sizes = {} if width is None else {"hidden": (width, width), "target_hidden": (width,), "width": width}
         return RND(**sizes, recipe=_recipe(RND(**common).recipe, knobs), **common)
     sizes = {} if width is None else {"architecture": Architecture(hidden=(width, width), outputs=width)}
     return CSD(**score, **sizes, recipe=_recipe(CSD(**common).recipe, knobs), **common)

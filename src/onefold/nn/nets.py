@@ -242,6 +242,11 @@ class RNDScorer(nn.Module):
         super().__init__()
         self.predictor, self.target = predictor, target
 
+    @property
+    def networks(self) -> nn.Module:
+        """The trained network."""
+        return self.predictor
+
     def forward(self, x: Float[Tensor, "n *sample"]) -> Float[Tensor, " n"]:
         return 0.5 * (self.predictor(x) - self.target(x)).float().square().mean(1)
 

@@ -20,7 +20,13 @@ from test_shift_report import CONTRAST, NASTY, Cells
 
 from onefold import cli
 from onefold.errors import FileError, InputError
-from onefold.report.curve_stats import (
+from onefold.report.figures import RC, draw_figure, save_figure
+from onefold.report.runs_maps import coverage, inside, map_plates, places
+from onefold.report.runs_plots import curve_plates, styles_of
+from onefold.report.runs_read import collect, read
+from onefold.report.runs_table import RETURN, SUCCESS, build
+from onefold.report.runs_text import as_json, markdown, remarks
+from onefold.report.stats import (
     improvement,
     improvement_interval,
     iqm,
@@ -29,12 +35,6 @@ from onefold.report.curve_stats import (
     t_half,
     wins,
 )  # fmt: skip
-from onefold.report.plates import RC, save, whole
-from onefold.report.runs_maps import coverage, inside, map_plates, places
-from onefold.report.runs_plots import curve_plates, styles_of
-from onefold.report.runs_read import collect, read
-from onefold.report.runs_table import RETURN, SUCCESS, build
-from onefold.report.runs_text import as_json, markdown, remarks
 from onefold.rl.grid import final_return
 from onefold.rl.run_folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, RunFolder, final_episodes
 from onefold.rl.settings import Run, make_run
@@ -660,7 +660,7 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reported(folder: Path, out: Path) -> list[str]:
     stems = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onefold.report.runs_page.save", lambda plate, _: stems.append(plate.stem))
+        patch.setattr("onefold.report.runs_page.save_figure", lambda plate, _: stems.append(plate.stem))
         assert cli.main(["report", str(folder), "-o", str(out)]) == 0
     return stems
 
@@ -723,7 +723,7 @@ def test_by_default_everything_lies_in_the_folder(tmp_path: Path, capsys: pytest
     world = build(collect(run).records).worlds[0]
     where = places(world)
     assert where is not None
-    save(map_plates(world, where, "chain_8").file, tmp_path)
+    save_figure(map_plates(world, where, "chain_8").file, tmp_path)
     for kind in ("png", "svg"):  # the same runs give the same files
         assert files[f"visits_chain_8.{kind}"] == (tmp_path / f"visits_chain_8.{kind}").read_bytes()
 
@@ -737,7 +737,7 @@ def test_nothing_is_clipped(folder: Path) -> None:
         plates += [map_plates(world, where, "x").file, curve_plates(world, styles_of(table), "x", coverage(where))[0]]
     for plate in plates[:3]:
         with matplotlib.rc_context(RC):
-            figure = whole(plate)
+            figure = draw_figure(plate)
             figure.draw_without_rendering()
             box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
         assert box is not None
@@ -751,7 +751,7 @@ def test_agents_can_be_told_apart_and_a_single_run_has_no_interval(folder: Path)
     styles = styles_of(table)
     assert len({(style.colour, str(style.line)) for style in styles.values()}) == 8
     curves, _ = curve_plates(table.worlds[0], styles, "x", None)
-    assert [str(key.get_label()) for key in curves.keys] == [f"{name}, 1 seed, no interval" for name in "abcdefgh"]
+    assert [str(key.get_label()) for key in curves.legend] == [f"{name}, 1 seed, no interval" for name in "abcdefgh"]
     ax = Figure().subplots()
     curves.panels[0].draw(ax)
     assert (len(ax.lines), len(ax.collections)) == (8, 0)

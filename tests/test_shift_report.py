@@ -29,8 +29,8 @@ from onefold.bench.cell import BINS, FORMAT, KEPT, RATES
 from onefold.bench.checked import measured
 from onefold.bench.units import METHODS, PRESETS, TABLE, settings_of
 from onefold.errors import FileError, InputError
+from onefold.report.figures import DARK, RC, draw_figure, label_text
 from onefold.report.paper import PAPER
-from onefold.report.plates import DARK, RC, plain, whole
 from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_files import as_json, latex, markdown
 from onefold.report.shift_plots import plates
@@ -674,11 +674,11 @@ def test_what_strangers_named_is_inert(nasty: Path, capsys: pytest.CaptureFixtur
 
 
 def test_names_in_pictures_are_plain() -> None:
-    assert plain("fashion_mnist") == "fashion_mnist"
-    assert plain("a$b$") == r"a\$b\$"
-    assert plain("数字") == "□□"
-    assert plain("_x") == " _x"
-    assert len(plain("w" * 200)) == 30
+    assert label_text("fashion_mnist") == "fashion_mnist"
+    assert label_text("a$b$") == r"a\$b\$"
+    assert label_text("数字") == "□□"
+    assert label_text("_x") == " _x"
+    assert len(label_text("w" * 200)) == 30
 
 
 @pytest.mark.parametrize("which", ["folder", "nasty"])
@@ -699,7 +699,7 @@ def test_nothing_is_clipped(which: str, request: pytest.FixtureRequest) -> None:
                 assert box.x1 <= width + 0.01, (plate.stem, panel.alt)
                 assert box.y1 <= height + 0.01, (plate.stem, panel.alt)
                 seen.add(plate.stem)
-            figure = whole(plate)
+            figure = draw_figure(plate)
             figure.draw_without_rendering()
             box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
             assert box is not None
@@ -711,7 +711,7 @@ def test_every_method_can_be_told_apart_without_colours(tmp_path: Path) -> None:
     """In lines by colour and dashes together, in points by their marks; ours are full lines, rivals are not."""
     table = table_of(tmp_path, large(("a", "b"), 1))
     by_stem = {plate.stem: plate for _, plate in plates(table)}
-    lines, points = by_stem["roc_log_a"].keys, by_stem["cost_a"].keys
+    lines, points = by_stem["roc_log_a"].legend, by_stem["cost_a"].legend
     count = len({METHODS[name].row for name in TABLE})
     assert len(lines) == len(points) == count
     looks = [(line.get_color(), str(line.get_linestyle()), str(line._dash_pattern)) for line in lines]  # pyright: ignore[reportAttributeAccessIssue]

@@ -41,7 +41,7 @@ class Report:
         if self.out is not None or not self.json:
             from rich.console import Console
 
-            from onefold.report.shift_page import PLOTS
+            from onefold.report.figures import PLOTS
 
             out = self.results / "report" if self.out is None else self.out
             with Console(stderr=True).status("Drawing"):

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from onefold.errors import FileError, MissingExtraError
-from onefold.report.plates import INK, Panel, Plate, plain, tidy
+from onefold.report.figures import INK, Panel, PanelFigure, label_text, style_axes
 from onefold.report.runs_plots import Curve, Kind
 from onefold.report.runs_read import Record
 from onefold.report.runs_table import Row, World
@@ -114,9 +114,9 @@ def coverage(found: Places) -> Kind:
 class Maps(NamedTuple):
     """Of one world: a plate for files and, for the page, a plate for each agent and the legend of all."""
 
-    file: Plate
-    rows: list[tuple[str, Plate]]
-    legend: Plate
+    file: PanelFigure
+    rows: list[tuple[str, PanelFigure]]
+    legend: PanelFigure
 
 
 class Strip(NamedTuple):
@@ -134,23 +134,24 @@ def map_plates(world: World, found: Places, stem: str) -> Maps:
     low = float(some.min(initial=1.0))
     norm = LogNorm(low, float(some.max(initial=10 * low)))
     about, keys = (world.name, "Where the agents went", _caption(found)), _keys(norm, found)
-    legend = Plate("", *about, [], keys)
+    legend = PanelFigure("", *about, [], keys)
     alts = [f"Places in {world.name} that {strip.title} visited" for strip in strips]
     if found.flat:
         step = max(1.0, (found.bounds[2] - found.bounds[0]) / found.floor.shape[1])  # places of a cell
         frames = [row.records[0].run.frames for row in world.rows]
         drawn = [_line(strip, step, total, norm) for strip, total in zip(strips, frames, strict=True)]
         panels = list(map(Panel, alts, drawn))
-        return Maps(Plate(f"visits_{stem}", *about, panels, keys), [("", Plate("", *about, panels, []))], legend)
+        file = PanelFigure(f"visits_{stem}", *about, panels, keys)
+        return Maps(file, [("", PanelFigure("", *about, panels, []))], legend)
     high = found.floor.shape[1] / found.floor.shape[0] * found.rows.sum() / found.columns.sum() * found.shape
     high = min(TALLEST, high)
     size = (4.7, 0.2 + len(strips) * (0.3 + 9 / TIMES * high))
-    file = Plate(f"visits_{stem}", *about, [Panel("", _atlas(strips, found, norm))], keys, size)
+    file = PanelFigure(f"visits_{stem}", *about, [Panel("", _atlas(strips, found, norm))], keys, size)
     rows = []
     for strip, alt in zip(strips, alts, strict=True):
         singles = [Strip("", strip.counts[i : i + 1], [span]) for i, span in enumerate(strip.spans)]
         panels = [Panel(f"{alt}, {single.spans[0]} frames", _atlas([single], found, norm)) for single in singles]
-        rows.append((strip.title, Plate("", *about, panels, [], (2.1, 0.3 + 2 * high))))
+        rows.append((strip.title, PanelFigure("", *about, panels, [], (2.1, 0.3 + 2 * high))))
     return Maps(file, rows, legend)
 
 
@@ -175,7 +176,7 @@ def _atlas(strips: Sequence[Strip], found: Places, norm: LogNorm) -> Callable[[A
             for j, (counts, span) in enumerate(zip(strip.counts, strip.spans, strict=True)):
                 corner = np.array([j * wide, (len(strips) - 1 - i) * tall])
                 _map(ax, counts, corner, found, norm)
-                title = f"{plain(strip.title)}:  {span}" if strip.title and j == 0 else span
+                title = f"{label_text(strip.title)}:  {span}" if strip.title and j == 0 else span
                 ax.text(corner[0], corner[1] + 1.03 * height, title, fontsize=7.5, color=INK, va="bottom")
         ax.set_xlim(0, wide * len(strips[0].spans) - width * GAP)
         ax.set_ylim(0, tall * len(strips))
@@ -211,7 +212,7 @@ def _line(strip: Strip, step: float, frames: int, norm: LogNorm) -> Callable[[Ax
         counts = strip.counts[:, 0]
         _image(ax, counts, (-0.5, step * counts.shape[1] - 0.5, 0, frames), norm)
         ax.set_facecolor(NIGHT)
-        tidy(ax, plain(strip.title), "place", "frames")
+        style_axes(ax, label_text(strip.title), "place", "frames")
         ax.grid(visible=False)
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))

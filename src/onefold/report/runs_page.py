@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from onefold.core.storage import write_bytes
 from onefold.errors import visible
+from onefold.report.figures import PLOTS, PageFigure, Picture, embed_panels, file_stems, page_figure, save_figure
 from onefold.report.html import render_page
-from onefold.report.plates import Picture, Plate, pictures, save
+from onefold.report.origins import describe_origins
 from onefold.report.runs_maps import Maps, coverage, map_plates, places
-from onefold.report.runs_plots import curve_plates, overviews, stems_of, styles_of
+from onefold.report.runs_plots import curve_plates, overviews, styles_of
 from onefold.report.runs_read import Found
 from onefold.report.runs_table import RETURN, Duel, Table, World, build, ours_of
 from onefold.report.runs_text import (
     RULES,
     chance,
-    counted,
     grids,
     markdown,
     origins,
@@ -24,7 +24,6 @@ from onefold.report.runs_text import (
     remarks,
     shared_grids,
 )
-from onefold.report.shift_page import ORIGINS, PLOTS, Shown
 from onefold.report.tables import TextTable
 
 ALL = "All worlds"
@@ -55,10 +54,10 @@ class Part(NamedTuple):
 
     title: str
     headline: Headline | None
-    curves: list[Shown]
+    curves: list[PageFigure]
     grids: list[TextTable]
     maps: ShownMaps | None = None
-    inside: Sequence[Shown] = ()
+    inside: Sequence[PageFigure] = ()
     runs: Sequence[TextTable] = ()
 
 
@@ -77,17 +76,17 @@ def _parts(table: Table, folder: Path) -> list[Part]:
     if len(table.worlds) > 1:
         overall = overviews(table, styles)
         for plate in overall:
-            save(plate, folder)
+            save_figure(plate, folder)
         best = {title: (e.iqm, f"{percent(e.iqm)} %") for title, e in table.shared.items()}
         first = _headline(best, ours_of(table.worlds), "IQM of success over all worlds", table.duels)
-        found.append(Part(ALL, first, [_shown(plate) for plate in overall], shared_grids(table)))
-    for world, stem in zip(table.worlds, stems_of(table), strict=True):
+        found.append(Part(ALL, first, [page_figure(plate) for plate in overall], shared_grids(table)))
+    for world, stem in zip(table.worlds, file_stems((world.name for world in table.worlds), "world"), strict=True):
         where = places(world)
         plates = curve_plates(world, styles, stem, None if where is None else coverage(where))
         maps = None if where is None else map_plates(world, where, stem)
         for plate in [*plates, *([maps.file] if maps else [])]:
-            save(plate, folder)
-        curves, *inside = map(_shown, plates)
+            save_figure(plate, folder)
+        curves, *inside = map(page_figure, plates)
         *tables, runs = grids(world)
         shown = None if maps is None else _maps(maps)
         found.append(Part(visible(world.name), _best(world), [curves], tables, shown, inside, [runs]))
@@ -116,18 +115,14 @@ def _headline(best: dict[str, tuple[float, str]], ours: set[str], what: str, due
     return Headline(what, visible(ranked[0]), visible(ranked[1]), ranked[0] in ours, values, note)
 
 
-def _shown(plate: Plate) -> Shown:
-    return Shown(visible(plate.title), visible(plate.caption), pictures(plate))
-
-
 def _maps(maps: Maps) -> ShownMaps:
-    rows = [(visible(title), pictures(plate)) for title, plate in maps.rows]
-    return ShownMaps(maps.file.title, visible(maps.file.caption), rows, pictures(maps.legend))
+    rows = [(visible(title), embed_panels(plate)) for title, plate in maps.rows]
+    return ShownMaps(maps.file.title, visible(maps.file.caption), rows, embed_panels(maps.legend))
 
 
 def render(found: Found, table: Table, parts: Sequence[Part]) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
-    made, total = origins(table.records), len(table.records)
+    total = len(table.records)
     return render_page(
         "runs_page.html.j2",
         ["report.css", "runs_page.css"],
@@ -138,13 +133,7 @@ def render(found: Found, table: Table, parts: Sequence[Part]) -> str:
         remarks=remarks(found, table),
         parts=parts,
         rules=RULES,
-        origins={
-            title: [
-                visible(value) if n == total else f"{visible(value)} ({counted(n, 'run')})"
-                for value, n in made[name].items()
-            ]
-            for name, title in ORIGINS.items()
-        },
+        origins=describe_origins(origins(table.records), total, "run"),
         skipped=found.skipped,
         plots=PLOTS,
     )

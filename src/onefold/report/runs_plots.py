@@ -1,6 +1,5 @@
 """Curves of runs: returns, successes, coverage, and what goes on inside the agents."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -11,12 +10,23 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from onefold.report.curve_stats import on_grid, t_half
-from onefold.report.plates import DASHES, MUTED, OURS, OURS_MARKS, RIVAL_MARKS, RIVALS, Panel, Plate, plain, tidy
+from onefold.report.figures import (
+    DASHES,
+    MUTED,
+    OUR_COLOURS,
+    OUR_MARKERS,
+    RIVAL_COLOURS,
+    RIVAL_MARKERS,
+    LineStyle,
+    Panel,
+    PanelFigure,
+    label_text,
+    style_axes,
+)
 from onefold.report.runs_read import Record
 from onefold.report.runs_table import RETURN, SUCCESS, Row, Table, World
 from onefold.report.runs_text import made_by, seeds
-from onefold.report.shift_plots import Style
+from onefold.report.stats import on_grid, t_half
 from onefold.rl.registry import has_goal
 
 Curve: TypeAlias = tuple[Float64[np.ndarray, " b"], Float64[np.ndarray, " b"]]
@@ -73,24 +83,24 @@ class Lines(NamedTuple):
         return list(self.whole) if 2 <= len(self.whole) <= MOST else []
 
 
-def curve_plates(world: World, styles: dict[str, Style], stem: str, coverage: Kind | None) -> list[Plate]:
+def curve_plates(world: World, styles: dict[str, LineStyle], stem: str, coverage: Kind | None) -> list[PanelFigure]:
     """Of one world: how the agents did, and what went on inside them."""
     keys, (outside, inside) = _keys([world], styles), _kinds(world)
     first = [_panel(world, styles, kind) for kind in [*outside, *([coverage] if coverage else [])]]
-    found = [Plate(f"curves_{stem}", world.name, "Learning curves", f"{SHADED} {_makers(world)}", first, keys)]
+    found = [PanelFigure(f"curves_{stem}", world.name, "Learning curves", f"{SHADED} {_makers(world)}", first, keys)]
     records = [record for row in world.rows for record in row.records]
     second = [_panel(world, styles, kind) for kind in inside if any(map(kind.has, records))]
-    return [*found, Plate(f"inside_{stem}", world.name, "Inside the agents", INSIDE, second, keys)]
+    return [*found, PanelFigure(f"inside_{stem}", world.name, "Inside the agents", INSIDE, second, keys)]
 
 
-def overviews(table: Table, styles: dict[str, Style]) -> list[Plate]:
+def overviews(table: Table, styles: dict[str, LineStyle]) -> list[PanelFigure]:
     """Returns, and successes, with a panel for each world."""
     found = []
     for i, (stem, title) in enumerate((("returns", "Returns"), ("successes", "Episodes that reached the goal"))):
         worlds = [world for world in table.worlds if i < len(_kinds(world)[0])]
         panels = [_panel(world, styles, _kinds(world)[0][i], world.name) for world in worlds]
         keys, makers = _keys(worlds, styles), [f"{world.name}: {_makers(world)}" for world in worlds]
-        found.append(Plate(stem, "all worlds", title, " ".join([SHADED, *makers]), panels, keys))
+        found.append(PanelFigure(stem, "all worlds", title, " ".join([SHADED, *makers]), panels, keys))
     return [plate for plate in found if plate.panels]
 
 
@@ -103,26 +113,18 @@ def _makers(world: World) -> str:
     return f"Seeds: {'; '.join(said)}."
 
 
-def styles_of(table: Table) -> dict[str, Style]:
+def styles_of(table: Table) -> dict[str, LineStyle]:
     """CSD in full lines, rivals in broken ones, alike in all pictures."""
     rows = {row.title: row.ours for world in table.worlds for row in world.rows}
     ours, rivals = ([title for title, own in rows.items() if own == which] for which in (True, False))
     found = {}
     for i, title in enumerate(ours):
-        line = "-" if i < len(OURS) else DASHES[i // len(OURS) % len(DASHES)]
-        found[title] = Style(OURS[i % len(OURS)], line, OURS_MARKS[i % len(OURS_MARKS)], 2.0)
+        line = "-" if i < len(OUR_COLOURS) else DASHES[i // len(OUR_COLOURS) % len(DASHES)]
+        found[title] = LineStyle(OUR_COLOURS[i % len(OUR_COLOURS)], line, OUR_MARKERS[i % len(OUR_MARKERS)], 2.0)
     for i, title in enumerate(rivals):
-        line = DASHES[(i + i // len(RIVALS)) % len(DASHES)]
-        found[title] = Style(RIVALS[i % len(RIVALS)], line, RIVAL_MARKS[i % len(RIVAL_MARKS)], 1.4)
-    return found
-
-
-def stems_of(table: Table) -> list[str]:
-    """Names for files, out of names that anybody may have given."""
-    found: list[str] = []
-    for i, world in enumerate(table.worlds):
-        stem = re.sub(r"[^a-z0-9]+", "_", world.name.lower()).strip("_")[:40] or "world"
-        found.append(f"{stem}_{i}" if stem in found else stem)
+        line = DASHES[(i + i // len(RIVAL_COLOURS)) % len(DASHES)]
+        marker = RIVAL_MARKERS[i % len(RIVAL_MARKERS)]
+        found[title] = LineStyle(RIVAL_COLOURS[i % len(RIVAL_COLOURS)], line, marker, 1.4)
     return found
 
 
@@ -155,7 +157,7 @@ def _kinds(world: World) -> tuple[list[Kind], list[Kind]]:
     ]
 
 
-def _panel(world: World, styles: dict[str, Style], kind: Kind, title: str = "") -> Panel:
+def _panel(world: World, styles: dict[str, LineStyle], kind: Kind, title: str = "") -> Panel:
     found = []
     for row in world.rows:
         own = [record for record in row.records if kind.has(record)]
@@ -175,7 +177,7 @@ def _alt(world: World, kind: Kind, found: Sequence[Lines]) -> str:
     return f"{kind.title} ({kind.axis}) over frames in {world.name}. At the end: {', '.join(ends)}."
 
 
-def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title: str) -> Callable[[Axes], None]:
+def _drawing(found: Sequence[Lines], styles: dict[str, LineStyle], kind: Kind, title: str) -> Callable[[Axes], None]:
     def draw(ax: Axes) -> None:
         for lines in found:
             style = styles[lines.row.title]
@@ -189,7 +191,7 @@ def _drawing(found: Sequence[Lines], styles: dict[str, Style], kind: Kind, title
             for x, y in lines.unfinished:
                 end = np.flatnonzero(np.isfinite(y))[-1:].tolist()
                 ax.plot(x, y, color=style.colour, ls=UNFINISHED, lw=1.3, marker="x", ms=5, markevery=end)
-        tidy(ax, plain(title), "frames", kind.axis)
+        style_axes(ax, label_text(title), "frames", kind.axis)
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.set_xlim(0, max((lines.x[-1] for lines in found), default=1.0))
@@ -217,7 +219,7 @@ def _heights(ax: Axes, kind: Kind, values: Sequence[np.ndarray]) -> None:
         ax.set_ylim(max(bottom, low - beyond), min(top, high + beyond))
 
 
-def _keys(worlds: Sequence[World], styles: dict[str, Style]) -> list[Artist]:
+def _keys(worlds: Sequence[World], styles: dict[str, LineStyle]) -> list[Artist]:
     """Each agent and, where only one world is shown, how many seeds it has there."""
     rows = {row.title: row for world in worlds for row in world.rows}
     found: list[Artist] = []
@@ -229,7 +231,7 @@ def _keys(worlds: Sequence[World], styles: dict[str, Style]) -> list[Artist]:
             else ""
         )
         found.append(
-            Line2D([], [], color=style.colour, ls=style.line, lw=style.width, label=plain(f"{title}{many}", 44))
+            Line2D([], [], color=style.colour, ls=style.line, lw=style.width, label=label_text(f"{title}{many}", 44))
         )
     if any(row.unfinished for world in worlds for row in world.rows):
         look = {"color": MUTED, "ls": UNFINISHED, "lw": 1.3, "marker": "x", "ms": 5}

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from onefold.bench.checked import LONGEST, ORIGIN
+from onefold.bench.checked import LONGEST
 from onefold.errors import FileError, InputError, visible
+from onefold.report.origins import parse_origin
 from onefold.rl.registry import has_goal
 from onefold.rl.run_folder import (
     EPISODE_COLUMNS,
@@ -150,8 +151,7 @@ def read(path: Path, name: str) -> Record | None:
         else:  # NaN: not known, as before the first episode's end
             _within(values[np.isfinite(values)], -LARGEST_VALUE, LARGEST_VALUE, path / PROGRESS, column)
     counts, bounds = _visits(path / VISITS)
-    origin = {key: _origin(about.get(key)) for key in ORIGIN}
-    return Record(name, run, origin, progress, episodes, counts, bounds)
+    return Record(name, run, parse_origin(about), progress, episodes, counts, bounds)
 
 
 def _columns(path: Path, names: Sequence[str]) -> Columns:
@@ -197,7 +197,3 @@ def _counts(content: Any) -> Int64[np.ndarray, "slices rows columns"] | None:
 
 def _is_list(content: Any, size: int, kind: type) -> bool:
     return isinstance(content, list) and len(content) == size and all(isinstance(part, kind) for part in content)
-
-
-def _origin(content: Any) -> str:
-    return str(content)[:LONGEST] if isinstance(content, str) or type(content) is int else "unknown"

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from onefold.errors import InputError
-from onefold.report.curve_stats import Interval, Runs, improvement, improvement_interval, iqm, iqm_interval
 from onefold.report.runs_read import Record
+from onefold.report.stats import Interval, Runs, improvement, improvement_interval, iqm, iqm_interval
 from onefold.rl.agents import AGENTS
 from onefold.rl.registry import DOOM_VARIANTS, adapt_agent
 from onefold.rl.registry import find_environment as world_of

@@ -6,14 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from onefold.bench.checked import ORIGIN
 from onefold.errors import visible
-from onefold.report.curve_stats import Interval, on_grid
+from onefold.report.origins import count_origins
 from onefold.report.runs_read import Found, Record
 from onefold.report.runs_table import RETURN, SUCCESS, Duel, Row, Table, World, titles
 from onefold.report.seeds import mean
-from onefold.report.shift_text import NONE, number
-from onefold.report.tables import Cell, TextTable, escape_markdown, markdown_table
+from onefold.report.stats import Interval, on_grid
+from onefold.report.tables import (
+    NO_VALUE,
+    Cell,
+    TextTable,
+    escape_markdown,
+    format_count,
+    format_number,
+    markdown_table,
+)
 from onefold.rl.registry import has_goal
 from onefold.rl.visit_counts import SLICES
 
@@ -62,11 +69,11 @@ def _agents(world: World) -> TextTable:
         cells = [visible(row.title), seeds(row), f"{row.frames:,}"]
         for figure, said in ((RETURN, plain_number), (SUCCESS, percent)):
             e = world.estimate(row, figure)
-            cells += [NONE, NONE] if e is None else [said(e.mean), _ranged(e.iqm, e.interval, said)]
+            cells += [NO_VALUE, NO_VALUE] if e is None else [said(e.mean), _ranged(e.iqm, e.interval, said)]
         cells.append(_goals(row))
         speed, seconds, replaced = _cost(row)
-        cells.append(NONE if speed is None else number(speed, 0))
-        cells.append(NONE if seconds is None else clock(seconds))
+        cells.append(NO_VALUE if speed is None else format_number(speed, 0))
+        cells.append(NO_VALUE if seconds is None else clock(seconds))
         rows.append((kind(row), [*cells, str(replaced)]))
     return TextTable(f"Final performance in {visible(world.name)}", AGENT_HEADS, 1, rows)
 
@@ -91,10 +98,10 @@ def _run(row: Row, record: Record) -> list[Any]:
         visible(row.title),
         str(record.run.seed),
         state(record),
-        NONE if final is None else plain_number(final),
-        NONE if success is None else percent(success),
+        NO_VALUE if final is None else plain_number(final),
+        NO_VALUE if success is None else percent(success),
         _goal(record),
-        NONE if record.speed is None else number(record.speed, 0),
+        NO_VALUE if record.speed is None else format_number(record.speed, 0),
         clock(record.seconds),
         str(record.replaced),
         made_by([record]),
@@ -109,7 +116,7 @@ def _duels(duels: Sequence[Duel], what: str) -> list[TextTable]:
     rows = []
     for first in titles:
         found = [by_pair.get((first, second)) for second in titles]
-        cells = [NONE if duel is None else _ranged(duel.probability, duel.interval, chance) for duel in found]
+        cells = [NO_VALUE if duel is None else _ranged(duel.probability, duel.interval, chance) for duel in found]
         rows.append(("", [visible(first), *cells]))
     return [TextTable(what, ["is better than …", *map(visible, titles)], 1, rows)]
 
@@ -118,15 +125,15 @@ def remarks(found: Found, table: Table) -> list[str]:
     """What a reader has to know before the figures."""
     said = [*_of_runs(table), *_of_origins(table), *_of_all_worlds(table)]
     if found.skipped:
-        said.append(f"Left out, for the reasons listed below: {counted(len(found.skipped), 'run')}.")
+        said.append(f"Left out, for the reasons listed below: {format_count(len(found.skipped), 'run')}.")
     return said
 
 
 def _of_runs(table: Table) -> Iterator[str]:
     if open_ := [record for record in table.records if not record.whole]:
         yield (
-            f"Unfinished: {counted(len(open_), 'run')} of {len(table.records)}. Each is drawn alone, as a dotted line "
-            "that ends in a cross, and is in no mean."
+            f"Unfinished: {format_count(len(open_), 'run')} of {len(table.records)}. Each is drawn alone, "
+            "as a dotted line that ends in a cross, and is in no mean."
         )
     if partly := [f"{row.title} in {w.name}" for w in table.worlds for row in w.rows if row.whole and row.unfinished]:
         yield f"Final figures are of the runs that ended, and others may do worse: {visible(', '.join(partly))}."
@@ -170,13 +177,8 @@ def _commits(row: Row) -> set[str]:
 
 
 def origins(records: Sequence[Record]) -> dict[str, dict[str, int]]:
-    """Of commits, machines, … each one and how many runs it made; dates by day."""
-    found: dict[str, dict[str, int]] = {name: {} for name in ORIGIN}
-    for record in records:
-        for name, value in record.origin.items():
-            shown = value[:10] if name == "date" else value
-            found[name][shown] = found[name].get(shown, 0) + 1
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+    """Return how many runs each commit, machine, … made."""
+    return count_origins(record.origin for record in records)
 
 
 def markdown(table: Table) -> str:
@@ -273,18 +275,18 @@ def _median(row: Row) -> float | None:
 
 def _goals(row: Row) -> str:
     if not row.whole or not has_goal(row.records[0].run.environment):
-        return NONE
+        return NO_VALUE
     median, count = _median(row), sum(record.first_goal is not None for record in row.whole)
-    said = "not reached" if median is None else number(median, 0)
+    said = "not reached" if median is None else format_number(median, 0)
     return f"{said} ({count} of {len(row.whole)})"
 
 
 def _goal(record: Record) -> str:
     if not has_goal(record.run.environment):
-        return NONE
+        return NO_VALUE
     if record.first_goal is None:
         return "not reached" if record.whole else "not reached yet"
-    return number(record.first_goal, 0)
+    return format_number(record.first_goal, 0)
 
 
 def _ranged(value: float, interval: Interval | None, said: Any) -> str:
@@ -292,22 +294,18 @@ def _ranged(value: float, interval: Interval | None, said: Any) -> str:
 
 
 def plain_number(value: float) -> str:
-    return number(value, 3).replace("-", "−")
+    return format_number(value, 3).replace("-", "−")
 
 
 def percent(share: float) -> str:
-    return number(100 * share, 1)
+    return format_number(100 * share, 1)
 
 
 def chance(probability: float) -> str:
-    return number(probability, 2)
+    return format_number(probability, 2)
 
 
 def clock(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from onefold.bench.checked import Measured
 from onefold.core.storage import write_bytes
 from onefold.errors import visible
+from onefold.report.figures import PLOTS, PageFigure, page_figure, save_figure
 from onefold.report.html import render_page
-from onefold.report.plates import Picture, Plate, pictures, save
+from onefold.report.origins import describe_origins
 from onefold.report.seeds import Difference
 from onefold.report.shift import TARGET_DATA, Duel, Section, Table, build
 from onefold.report.shift_files import latex, markdown
@@ -20,14 +21,12 @@ from onefold.report.shift_text import (
     Line,
     difference_text,
     lines,
-    number,
     remarks,
-    signed,
     title_of,
 )
 from onefold.report.shift_units import Collected, origins
+from onefold.report.tables import format_number, format_signed
 
-PLOTS = "plots"
 NO_AVERAGE = "There is no average: no method was run on every set with the same seed."
 GROUPS = {
     "rival": "Rivals, each at its best in hindsight",
@@ -35,18 +34,6 @@ GROUPS = {
     "ablation": "CSD, ablations",
     "paper": "CSD, by the paper's score",
 }
-ORIGINS = {
-    "commit": "Commit", "device": "Machine", "cores": "Cores", "onefold": "onefold", "torch": "torch",
-    "python": "Python", "date": "Day",
-}  # fmt: skip
-
-
-class Shown(NamedTuple):
-    """A plate on the page."""
-
-    title: str
-    caption: str
-    pictures: list[Picture]
 
 
 class Headline(NamedTuple):
@@ -61,22 +48,18 @@ class Headline(NamedTuple):
 def write(collected: Collected, out: Path) -> list[Path]:
     """Everything there is to look at: the page, the tables, the plots."""
     table = build(collected.units)
-    shown: dict[int, list[Shown]] = {}
+    shown: dict[int, list[PageFigure]] = {}
     for place, plate in plates(table):
-        save(plate, out / PLOTS)
+        save_figure(plate, out / PLOTS)
         if plate.on_page:
-            shown.setdefault(place, []).append(_shown(plate))
+            shown.setdefault(place, []).append(page_figure(plate))
     made = {"index.html": render(collected, table, shown), "table.md": markdown(table), "table.tex": latex(table)}
     for name, text in made.items():
         write_bytes(out / name, text.encode())
     return [out / name for name in made]
 
 
-def _shown(plate: Plate) -> Shown:
-    return Shown(visible(plate.title), visible(plate.caption), pictures(plate))
-
-
-def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) -> str:
+def render(collected: Collected, table: Table, shown: dict[int, list[PageFigure]]) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
     about, units = collected.about, collected.units
     return render_page(
@@ -96,7 +79,7 @@ def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) ->
         groups=GROUPS,
         panels=[_panel(section, shown.get(i, [])) for i, section in enumerate(table.shown)],
         settings={visible(str(key)[:200]): _said(value) for key, value in about["settings"].items()},
-        origins={title: _counted(origins(units)[name], len(units)) for name, title in ORIGINS.items()},
+        origins=describe_origins(origins(units), len(units), "unit"),
         data=_data(about["data"], units),
         failures=collected.failures,
         skipped=collected.skipped,
@@ -104,7 +87,7 @@ def render(collected: Collected, table: Table, shown: dict[int, list[Shown]]) ->
     )
 
 
-def _panel(section: Section, shown: Sequence[Shown]) -> dict[str, Any]:
+def _panel(section: Section, shown: Sequence[PageFigure]) -> dict[str, Any]:
     main = lines(section, MAIN)
     return {
         "title": title_of(section),
@@ -160,7 +143,7 @@ def _headline(section: Section) -> Headline | None:
     assert rival is not None
     few = "one seed, so no standard error" if best.all.n else "no seed in common"
     note = few if best.all.se is None else f"± {best.all.se:.2f}, standard error over {best.all.n} seeds"
-    figures = (number(ours.mean, 2), number(rival.mean, 2), signed(best.all.mean))
+    figures = (format_number(ours.mean, 2), format_number(rival.mean, 2), format_signed(best.all.mean))
     return Headline(visible(best.ours.title), visible(best.rival.title), figures, note)
 
 
@@ -168,10 +151,6 @@ def _rivals_auroc(duel: Duel) -> float:
     found = duel.rival.stat("auroc")
     assert found is not None
     return found.mean
-
-
-def _counted(values: dict[str, int], total: int) -> list[str]:
-    return [visible(name) if count == total else f"{visible(name)} ({count} units)" for name, count in values.items()]
 
 
 def _data(known: dict[str, Any], units: Sequence[Measured]) -> list[tuple[str, str, str, str]]:

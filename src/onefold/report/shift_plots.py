@@ -1,8 +1,6 @@
 """Pictures of a distribution-shift benchmark: pairs, ROC, scores, rejection, and what quality costs."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -14,20 +12,22 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from onefold.bench.cell import KEPT, RATES
 from onefold.bench.sets import PERTURBED
-from onefold.report.plates import (
+from onefold.report.figures import (
     DASHES,
     MUTED,
-    OURS,
-    OURS_MARKS,
+    OUR_COLOURS,
+    OUR_MARKERS,
+    PANEL_SIZE,
     PAPER,
-    RIVAL_MARKS,
-    RIVALS,
-    SIZE,
+    RIVAL_COLOURS,
+    RIVAL_MARKERS,
+    LineStyle,
     Panel,
-    Plate,
-    plain,
-    tidy,
-)  # fmt: skip
+    PanelFigure,
+    file_stems,
+    label_text,
+    style_axes,
+)
 from onefold.report.seeds import mean
 from onefold.report.shift import Row, Section, Table
 
@@ -35,18 +35,9 @@ HISTOGRAM = (3.7, 2.1)
 WORST = 50.0  # AUROC at the dark end of a matrix: what guessing has
 
 
-class Style(NamedTuple):
-    """How a method is drawn in every picture: ours in full lines, rivals in broken ones."""
-
-    colour: str
-    line: Any
-    mark: Any
-    width: float
-
-
-def plates(table: Table) -> Iterator[tuple[int, Plate]]:
+def plates(table: Table) -> Iterator[tuple[int, PanelFigure]]:
     """All plates, each with the place, among those shown, of the section it belongs to."""
-    styles, stems = _styles(table), _stems(table)
+    styles, stems = _styles(table), file_stems((section.name for section in table.shown), "set")
     yield 0, matrices(table)
     for i, section in enumerate(table.shown):
         rows, stem = [row for row in section.rows if not row.extra and not row.ablation], stems[i]
@@ -58,30 +49,22 @@ def plates(table: Table) -> Iterator[tuple[int, Plate]]:
             yield i, histograms(section, rows, stem)
 
 
-def _styles(table: Table) -> dict[str, Style]:
+def _styles(table: Table) -> dict[str, LineStyle]:
     rows = [row for section in table.shown for row in section.rows if not row.ablation]
     ours = list(dict.fromkeys(row.method for row in rows if row.ours))
     rivals = list(dict.fromkeys(row.method for row in rows if not row.ours))
     found = {}
     for i, method in enumerate(ours):
-        line = "-" if i < len(OURS) else DASHES[i % len(DASHES)]
-        found[method] = Style(OURS[i % len(OURS)], line, OURS_MARKS[i % len(OURS_MARKS)], 2.0)
+        line = "-" if i < len(OUR_COLOURS) else DASHES[i % len(DASHES)]
+        found[method] = LineStyle(OUR_COLOURS[i % len(OUR_COLOURS)], line, OUR_MARKERS[i % len(OUR_MARKERS)], 2.0)
     for i, method in enumerate(rivals):
-        dash = DASHES[i // len(RIVALS) % len(DASHES)]
-        found[method] = Style(RIVALS[i % len(RIVALS)], dash, RIVAL_MARKS[i % len(RIVAL_MARKS)], 1.3)
+        dash = DASHES[i // len(RIVAL_COLOURS) % len(DASHES)]
+        marker = RIVAL_MARKERS[i % len(RIVAL_MARKERS)]
+        found[method] = LineStyle(RIVAL_COLOURS[i % len(RIVAL_COLOURS)], dash, marker, 1.3)
     return found
 
 
-def _stems(table: Table) -> list[str]:
-    """Names for files, out of names that anybody may have given."""
-    found: list[str] = []
-    for i, section in enumerate(table.shown):
-        stem = re.sub(r"[^a-z0-9]+", "_", section.name.lower()).strip("_")[:40] or "set"
-        found.append(f"{stem}_{i}" if stem in found else stem)
-    return found
-
-
-def matrices(table: Table) -> Plate:
+def matrices(table: Table) -> PanelFigure:
     """AUROC of every familiar set against every strange one, a panel a row."""
     sections = table.sections
     foreign = dict.fromkeys([section.name for section in sections])
@@ -101,7 +84,8 @@ def matrices(table: Table) -> Plate:
         "AUROC against every strange set, mean over seeds: a row is the familiar set, a column the strange one. Bright "
         "is good; dark is guessing or worse."
     )
-    return Plate("pairs", "all sets", "Pair by pair", caption, panels, [], (SIZE[0], 1.1 + 0.34 * len(sections)))
+    size = (PANEL_SIZE[0], 1.1 + 0.34 * len(sections))
+    return PanelFigure("pairs", "all sets", "Pair by pair", caption, panels, [], size)
 
 
 def _matrix(
@@ -117,19 +101,19 @@ def _matrix(
                 bright = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.18
                 ink = "#0b0b0b" if bright else "#fdfdfd"  # not the page's ink: it stands on the cell's own colour
                 ax.text(j + 0.5, i + 0.5, f"{value:.1f}", ha="center", va="center", fontsize=size, color=ink)
-        tidy(ax, plain(title, 44))
+        style_axes(ax, label_text(title, 44))
         ax.grid(visible=False)
         ax.spines[:].set_visible(False)
         ax.invert_yaxis()
-        names = [plain(name, 18) for name in strange]
+        names = [label_text(name, 18) for name in strange]
         ax.set_xticks(np.arange(len(strange)) + 0.5, names, rotation=28, ha="right", rotation_mode="anchor")
-        ax.set_yticks(np.arange(len(sections)) + 0.5, [plain(section.name, 18) for section in sections])
+        ax.set_yticks(np.arange(len(sections)) + 0.5, [label_text(section.name, 18) for section in sections])
         ax.tick_params(length=0, labelsize=7)
 
     return draw
 
 
-def roc(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: str, *, log: bool) -> Plate:
+def roc(section: Section, rows: Sequence[Row], styles: dict[str, LineStyle], stem: str, *, log: bool) -> PanelFigure:
     """Strange inputs found against false alarms, a panel a strange set, mean over seeds."""
     names = [*section.foreign, *(name for name in PERTURBED if any(name in row.pairs for row in rows))]
 
@@ -144,7 +128,7 @@ def roc(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: s
                     style = styles[row.method]
                     ends = curve if log else [0.0, *curve]
                     ax.plot(rates, ends, color=style.colour, ls=style.line, lw=style.width)
-            tidy(ax, f"against {plain(name)}", "false alarms, %", "found, %")
+            style_axes(ax, f"against {label_text(name)}", "false alarms, %", "found, %")
             ax.set_ylim(0, 102)
             if log:
                 ax.set_xscale("log")
@@ -160,10 +144,11 @@ def roc(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: s
         "default score, in the variant (flips or none) that the table has."
     )
     name = f"roc{'_log' if log else ''}_{stem}"
-    return Plate(name, section.name, "Alarms, right and false", caption, panels, _lines(rows, styles), on_page=log)
+    legend = _lines(rows, styles)
+    return PanelFigure(name, section.name, "Alarms, right and false", caption, panels, legend, on_page=log)
 
 
-def rejection(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: str) -> Plate:
+def rejection(section: Section, rows: Sequence[Row], styles: dict[str, LineStyle], stem: str) -> PanelFigure:
     """Accuracy on what is left when the strangest-looking test images are turned away."""
 
     def draw(ax: Axes) -> None:
@@ -171,22 +156,23 @@ def rejection(section: Section, rows: Sequence[Row], styles: dict[str, Style], s
             curve = [100 * mean(values) for values in zip(*(unit.rejection for unit in row.units), strict=True)]
             style = styles[row.method]
             ax.plot([100 * (1 - kept) for kept in KEPT], curve, color=style.colour, ls=style.line, lw=style.width)
-        tidy(ax, "accuracy on what is kept", "turned away, %", "accuracy, %")
+        style_axes(ax, "accuracy on what is kept", "turned away, %", "accuracy, %")
 
     caption = (
         "Accuracy on the familiar test set when the images that look strangest are turned away; a good score turns the "
         "mistakes away first. CSD, RND and LastLayerGP judge the separate classifier. Default scores, mean over seeds."
     )
     panels = [Panel(f"Accuracy against rejection on {section.name}", draw)]
-    return Plate(
+    return PanelFigure(
         f"rejection_{stem}", section.name, "Turning away what looks strange", caption, panels, _lines(rows, styles)
     )
 
 
-def histograms(section: Section, rows: Sequence[Row], stem: str) -> Plate:
+def histograms(section: Section, rows: Sequence[Row], stem: str) -> PanelFigure:
     """Scores of the familiar test set and of every strange one, a panel a method, for its first seed."""
     strange = [*section.foreign, *PERTURBED]
-    colours = dict(zip(strange, [OURS[0], OURS[3], RIVALS[1], OURS[1], *RIVALS[2:]] * len(strange), strict=False))
+    palette = [OUR_COLOURS[0], OUR_COLOURS[3], RIVAL_COLOURS[1], OUR_COLOURS[1], *RIVAL_COLOURS[2:]]
+    colours = dict(zip(strange, palette * len(strange), strict=False))
     marks = dict(zip(strange, ["-", *DASHES] * len(strange), strict=False))
 
     def panel(row: Row) -> Callable[[Axes], None]:
@@ -198,12 +184,11 @@ def histograms(section: Section, rows: Sequence[Row], stem: str) -> Plate:
                     edges = np.linspace(low, high, len(values) + 1)
                     shares = 100 * np.array(values) / max(sum(values), 1)
                     if name == "familiar":
-                        ax.stairs(shares, edges, fill=True, color=RIVALS[0], alpha=0.45, lw=0)
+                        ax.stairs(shares, edges, fill=True, color=RIVAL_COLOURS[0], alpha=0.45, lw=0)
                     else:
                         ax.stairs(shares, edges, color=colours[name], ls=marks[name], lw=1.3)
-            tidy(
-                ax, plain(row.title), f"{plain(row.units[0].default.replace('_', ' '))}, seed {row.units[0].seed}", "%"
-            )
+            score = label_text(row.units[0].default.replace("_", " "))
+            style_axes(ax, label_text(row.title), f"{score}, seed {row.units[0].seed}", "%")
             ax.set_yscale("function", functions=(lambda y: np.sqrt(np.clip(y, 0, None)), np.square))
             ax.set_ylim(0, None)
             ax.set_yticks([tick for tick in (1, 5, 20, 50, 100) if tick < ax.get_ylim()[1]])
@@ -211,17 +196,17 @@ def histograms(section: Section, rows: Sequence[Row], stem: str) -> Plate:
 
         return draw
 
-    keys: list[Artist] = [Patch(color=RIVALS[0], alpha=0.45, label=plain(f"{section.name}, held out"))]
-    keys += [Line2D([], [], color=colours[name], ls=marks[name], lw=1.5, label=plain(name)) for name in strange]
+    keys: list[Artist] = [Patch(color=RIVAL_COLOURS[0], alpha=0.45, label=label_text(f"{section.name}, held out"))]
+    keys += [Line2D([], [], color=colours[name], ls=marks[name], lw=1.5, label=label_text(name)) for name in strange]
     caption = (
         "Scores of held-out familiar images (filled) and of every strange set (lines), one seed, default scores. The "
         "vertical axis is a square root, so that small shares can be seen; the outer bars hold what lies beyond them."
     )
     panels = [Panel(f"Scores of {row.title} on {section.name}", panel(row)) for row in rows]
-    return Plate(f"scores_{stem}", section.name, "The scores themselves", caption, panels, keys, HISTOGRAM)
+    return PanelFigure(f"scores_{stem}", section.name, "The scores themselves", caption, panels, keys, HISTOGRAM)
 
 
-def cost(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: str) -> Plate:
+def cost(section: Section, rows: Sequence[Row], styles: dict[str, LineStyle], stem: str) -> PanelFigure:
     """AUROC over the time to fit and over the time to score."""
 
     def panel(figure: str, label: str) -> Callable[[Axes], None]:
@@ -231,8 +216,8 @@ def cost(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: 
                 if times and quality:
                     x, error = max(times.mean, 1e-4), quality.sd or 0.0
                     ax.errorbar(x, quality.mean, error, color=style.colour, lw=1, capsize=0, alpha=0.7)
-                    ax.plot(x, quality.mean, marker=style.mark, color=style.colour, ls="", ms=6.5, mec="none")
-            tidy(ax, label.partition(",")[0], label, "AUROC, %")
+                    ax.plot(x, quality.mean, marker=style.marker, color=style.colour, ls="", ms=6.5, mec="none")
+            style_axes(ax, label.partition(",")[0], label, "AUROC, %")
             ax.set_xscale("log")
             ax.margins(0.08, 0.1)
             low, high = ax.get_xlim()
@@ -244,7 +229,7 @@ def cost(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: 
         return draw
 
     keys: list[Artist] = [
-        Line2D([], [], color=s.colour, marker=s.mark, ls="", ms=6.5, mec="none", label=plain(row.title))
+        Line2D([], [], color=s.colour, marker=s.marker, ls="", ms=6.5, mec="none", label=label_text(row.title))
         for row in rows
         for s in [styles[row.method]]
     ]
@@ -256,12 +241,12 @@ def cost(section: Section, rows: Sequence[Row], styles: dict[str, Style], stem: 
         "AUROC as in the table (mean, bars: standard deviation over seeds) over time, on logarithmic axes: the upper "
         "left corner is the place to be. For methods on the classifier, training the classifier is not included."
     )
-    return Plate(f"cost_{stem}", section.name, "Quality against cost", caption, panels, keys)
+    return PanelFigure(f"cost_{stem}", section.name, "Quality against cost", caption, panels, keys)
 
 
-def _lines(rows: Sequence[Row], styles: dict[str, Style]) -> list[Artist]:
+def _lines(rows: Sequence[Row], styles: dict[str, LineStyle]) -> list[Artist]:
     return [
-        Line2D([], [], color=s.colour, ls=s.line, lw=s.width, label=plain(row.title))
+        Line2D([], [], color=s.colour, ls=s.line, lw=s.width, label=label_text(row.title))
         for row in rows
         for s in [styles[row.method]]
     ]

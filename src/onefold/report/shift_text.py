@@ -7,9 +7,8 @@ from onefold.errors import visible
 from onefold.report.seeds import Difference, Stat
 from onefold.report.shift import Duel, Row, Section
 from onefold.report.shift_units import Collected, origins
-from onefold.report.tables import Cell, TextTable
+from onefold.report.tables import NO_VALUE, Cell, TextTable, format_count, format_number, format_signed
 
-NONE = "–"
 RULES = (
     "Figures are per cent, mean ± standard deviation over seeds; means are over the foreign sets and the unclipped "
     "perturbed one, as in the paper. Precision-recall is at equal class weight.",
@@ -71,14 +70,10 @@ def remarks(collected: Collected) -> list[str]:
     if any(name.endswith("+") for name in made["commit"]):
         found.append("Some units were made from a source tree that had been changed since its commit (marked +).")
     if collected.failures:
-        found.append(f"Failed, for the reasons listed below: {_counted(len(collected.failures), 'unit')}.")
+        found.append(f"Failed, for the reasons listed below: {format_count(len(collected.failures), 'unit')}.")
     if collected.skipped:
-        found.append(f"Left out, for the reasons listed below: {_counted(len(collected.skipped), 'file')}.")
+        found.append(f"Left out, for the reasons listed below: {format_count(len(collected.skipped), 'file')}.")
     return found
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def title_of(section: Section) -> str:
@@ -112,11 +107,11 @@ def detail(row: Row) -> str:
 
 def _cells(rows: Sequence[Row], column: Column) -> list[Cell]:
     stats = [row.stat(column.figure) for row in rows]
-    texts = [NONE if stat is None else number(stat.mean, column.digits) for stat in stats]
-    known = [float(text.replace(",", "")) for text in texts if text != NONE]
+    texts = [NO_VALUE if stat is None else format_number(stat.mean, column.digits) for stat in stats]
+    known = [float(text.replace(",", "")) for text in texts if text != NO_VALUE]
     best = (min if column.lower else max)(known) if known else None
     return [
-        _cell(row, column, stat, text, text != NONE and float(text.replace(",", "")) == best)
+        _cell(row, column, stat, text, text != NO_VALUE and float(text.replace(",", "")) == best)
         for row, stat, text in zip(rows, stats, texts, strict=True)
     ]
 
@@ -124,29 +119,18 @@ def _cells(rows: Sequence[Row], column: Column) -> list[Cell]:
 def _cell(row: Row, column: Column, stat: Stat | None, text: str, best: bool) -> Cell:
     if stat is None:
         return Cell(text)
-    sd = "" if stat.sd is None or column.digits == 0 else number(stat.sd, column.digits)
+    sd = "" if stat.sd is None or column.digits == 0 else format_number(stat.sd, column.digits)
     paper = (row.paper or {}).get(column.figure)
     if paper is None:
         return Cell(text, sd, best)
     gap = round(stat.mean - paper.mean, 2)
-    return Cell(text, sd, best, signed(gap), "up" if gap > 0 else "down" if gap < 0 else "even")
-
-
-def number(value: float, digits: int | None) -> str:
-    """With so many decimals, or three significant digits."""
-    if digits is None:
-        digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{digits}f}"
-
-
-def signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    return Cell(text, sd, best, format_signed(gap), "up" if gap > 0 else "down" if gap < 0 else "even")
 
 
 def difference_text(found: Difference | None) -> str:
     if found is None:
-        return NONE
-    return signed(found.mean) + (" (no s.e.)" if found.se is None else f" ± {found.se:.2f}")
+        return NO_VALUE
+    return format_signed(found.mean) + (" (no s.e.)" if found.se is None else f" ± {found.se:.2f}")
 
 
 def grids(section: Section) -> list[TextTable]:

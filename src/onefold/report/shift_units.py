@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onefold.bench.checked import LONGEST, ORIGIN, Measured, measured
+from onefold.bench.checked import LONGEST, Measured, measured
 from onefold.bench.results import FAILURES, LARGEST, Results
 from onefold.core.storage import read_json
 from onefold.errors import FileError, InputError, visible
+from onefold.report.origins import count_origins
 
 
 class Failure(NamedTuple):
@@ -49,13 +50,8 @@ def collect(folder: Path) -> Collected:
 
 
 def origins(units: Iterable[Measured]) -> dict[str, dict[str, int]]:
-    """Where the units come from: of commits, machines, … each one and how many units it made; dates by day."""
-    found: dict[str, dict[str, int]] = {name: {} for name in ORIGIN}
-    for unit in units:
-        for name, value in unit.origin.items():
-            shown = value[:10] if name == "date" else value
-            found[name][shown] = found[name].get(shown, 0) + 1
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+    """Return how many units each commit, machine, … made."""
+    return count_origins(unit.origin for unit in units)
 
 
 def _failures(folder: Path) -> tuple[list[Failure], list[str]]:

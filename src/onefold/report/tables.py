@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+NO_VALUE = "–"
+
 
 class Cell(NamedTuple):
     """A figure in a table: its mean, standard deviation and gap to a published figure, as text.
@@ -85,3 +87,20 @@ def escape_latex(text: str | Cell) -> str:
         mean = f"\\textbf{{{text.mean}}}" if text.best else escape_latex(text.mean)
         return mean + (f" $\\pm$ {text.sd}" if text.sd else "") + (f" ({escape_latex(text.gap)})" if text.gap else "")
     return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def format_number(value: float, digits: int | None) -> str:
+    """Return the number with so many decimals; with None, with three significant digits."""
+    if digits is None:
+        digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def format_signed(value: float) -> str:
+    """Return the number with a sign and two decimals."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, as in "3 runs"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -29,6 +29,7 @@ from pyarrow import parquet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from onefold.core.schema import from_json, to_json
 from onefold.errors import InputError, MissingExtraError, NotEnoughMemoryError, OnefoldWarning
 from onefold.inputs import (
     FAR,
@@ -49,13 +50,12 @@ from onefold.inputs import (
     TableFrame,
     array_files,
     csv_rows,
-    form_from_json,
     form_of,
-    form_to_json,
     images,
     open_source,
 )
 from onefold.inputs.column_stats import MOST_COUNTED, CategoryCounts
+from onefold.inputs.reader import Reader
 from onefold.inputs.source import regroup
 from onefold.types import Batch
 
@@ -706,7 +706,7 @@ def test_codes_hold_the_values(values: list[Any]) -> None:
             assert code == float(value)
         else:
             assert column.categories[int(code)] == str(value)
-    assert form_from_json(json.loads(json.dumps(form_to_json(table)))) == table
+    assert from_json(Table, json.loads(json.dumps(to_json(table)))) == table
 
 
 def test_tables_become_floats() -> None:
@@ -970,8 +970,8 @@ def test_forms_bind_later_data(tmp_path: Path) -> None:
     assert rows_of(open_source(tmp_path, form=Picture(5, 9, 3)), 1).shape == (1, 3, 5, 9)
 
 
-NUMBER = form_to_json(Table((Column("a", "number"),)))
-CATEGORY = form_to_json(Table((Column("a", "category", ("u", "v"), frequencies=(0.75, 0.25)),)))
+NUMBER = to_json(Table((Column("a", "number"),)))
+CATEGORY = to_json(Table((Column("a", "category", ("u", "v"), frequencies=(0.75, 0.25)),)))
 
 
 @pytest.mark.parametrize(
@@ -979,14 +979,13 @@ CATEGORY = form_to_json(Table((Column("a", "category", ("u", "v"), frequencies=(
     [
         {},
         [],
-        {"kind": "text"},
-        {"kind": "picture", "height": 8, "width": 8},
-        {"kind": "picture", "height": 8, "width": 8, "channels": 3, "more": 1},
-        {"kind": "picture", "height": 0, "width": 8, "channels": 3},
-        {"kind": "picture", "height": 8, "width": 4097, "channels": 3},
-        {"kind": "picture", "height": 8, "width": 8, "channels": 2},
-        {"kind": "picture", "height": 8.0, "width": 8, "channels": 3},
-        {"kind": "picture", "height": True, "width": 8, "channels": 3},
+        {"height": 8, "width": 8},
+        {"height": 8, "width": 8, "channels": 3, "more": 1},
+        {"height": 0, "width": 8, "channels": 3},
+        {"height": 8, "width": 4097, "channels": 3},
+        {"height": 8, "width": 8, "channels": 2},
+        {"height": 8.0, "width": 8, "channels": 3},
+        {"height": True, "width": 8, "channels": 3},
         NUMBER | {"columns": []},
         NUMBER | {"columns": NUMBER["columns"] * 2},
         NUMBER | {"columns": NUMBER["columns"] * 100_001},
@@ -1016,10 +1015,16 @@ CATEGORY = form_to_json(Table((Column("a", "category", ("u", "v"), frequencies=(
     ],
 )
 def test_forms_are_read_with_suspicion(content: Any) -> None:
-    for good in (NUMBER, CATEGORY, form_to_json(Picture(4096, 1, 1))):
-        assert form_to_json(form_from_json(good)) == good
-    with pytest.raises(ValueError, match=r"\w"):
-        form_from_json(content)
+    reader = to_json(Reader("vectors", {"x": (1,)}, {"x": "float32"}))
+    for good in (NUMBER, CATEGORY):
+        table = reader | {"kind": "table", "dtypes": {"x": "float64"}, "form": good}
+        assert Reader.from_json(table).to_json() == table
+    picture = {"height": 4096, "width": 1, "channels": 1}
+    images = reader | {"kind": "images", "shapes": {"x": [1, 4096, 1]}, "dtypes": {"x": "uint8"}, "form": picture}
+    assert Reader.from_json(images).to_json() == images
+    for base in (table, images):
+        with pytest.raises(InputError, match=r"^(reader|table|column|picture)"):
+            Reader.from_json(base | {"form": content})
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 7))

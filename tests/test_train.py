@@ -22,7 +22,7 @@ from onefold.core import storage
 from onefold.detectors import CSD, RND, DeepEnsemble
 from onefold.errors import FileError, InputError
 from onefold.nn.cuda_graphs import PROFILER_LOGGER, quietly
-from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, shown
+from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, show_updates
 
 CPU = torch.device("cpu")
 
@@ -209,7 +209,7 @@ def test_descend_is_gradient_descent_with_heavy_ball() -> None:
 
 def test_progress_shows_loss_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     _, small = training(steps=5)
-    assert len(list(shown(small, 5, "fitting", show=True))) == 5
+    assert len(list(show_updates(small, 5, "fitting", show=True))) == 5
     seen = capsys.readouterr()
     assert seen.out == ""
     assert re.fullmatch(r"fitting: 5/5, loss \d\.\d{5}, \d+ s\n", seen.err), "no terminal here: lines, not a bar"
@@ -293,3 +293,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         storage.write_json(path, {"new": True})
     assert path.read_text() == '{\n  "old": true\n}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_states_of_other_parameters_are_refused() -> None:
+    _, resumed = training()
+    state = resumed.state()
+    with pytest.raises(FileError, match="made by another version"):
+        resumed.restore({name: tensor for name, tensor in state.items() if name != "parameters.1"})

@@ -9,7 +9,7 @@ from typing import Any
 from onefold.bench.cell import FORMAT
 from onefold.bench.checked import measured
 from onefold.bench.units import Unit
-from onefold.core.storage import alone, read_json, write_json
+from onefold.core.storage import file_lock, read_json, write_json
 from onefold.errors import FileError, InputError
 
 MANIFEST, UNITS, FAILURES, LOCK = "bench.json", "units", "failures", ".lock"
@@ -130,7 +130,7 @@ class Results:
     def locked(self) -> AbstractContextManager[None]:
         """One run at a time writes to a folder."""
         busy = InputError(f"another run is writing to {self.folder}: wait for it, or name another folder")
-        return alone(self.folder / LOCK, busy)
+        return file_lock(self.folder / LOCK, busy)
 
     def _failure(self, unit: Unit) -> Path:
         return self.folder / FAILURES / f"{_plain(unit)}.json"

@@ -15,8 +15,8 @@ import numpy as np
 
 from onefold.core import storage
 from onefold.core.batches import batch_length, batch_tensors
-from onefold.core.memory import human
-from onefold.core.progress import busy, shown, tidied
+from onefold.core.memory import human, trim_memory
+from onefold.core.progress import show_spinner, track_progress
 from onefold.core.storage import write_bytes
 from onefold.detectors import CSD, KNN, RND, LastLayerGP
 from onefold.detectors.alarm import check_rate
@@ -60,7 +60,7 @@ class FitJob:
         return self.out.with_name(self.out.name + ".part")
 
 
-@tidied()
+@trim_memory()
 def fit(job: FitJob) -> tuple[Detector, list[str]]:
     """Fit, calibrate and save; the detector and what there is to say about it.
 
@@ -100,14 +100,14 @@ def fit(job: FitJob) -> tuple[Detector, list[str]]:
     return detector, notes
 
 
-@tidied()
+@trim_memory()
 def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path | None, device: str) -> list[str]:
     """Score data batch by batch and write a table, and a page if asked for; what there is to say."""
     check_table(out)
     _check_places([out] if report is None else [out, report], [file, data, model])
     detector = opened(file, model, device)
     with _called(data):
-        with busy("reading"):
+        with show_spinner("reading"):
             source = open_source(data, form=detector.reader.form, name=data)
         total, parts = _total(source), []
         inputs = None
@@ -115,7 +115,9 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
             from onefold.report.shown import ShownInputs, most_shown  # only a page needs jinja2
 
             inputs = ShownInputs(detector, total) if total is not None and total <= most_shown(detector) else None
-        for raw, part in shown(detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])):
+        for raw, part in track_progress(
+            detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])
+        ):
             parts.append(part)
             if inputs is not None:
                 inputs.add(raw)
@@ -134,14 +136,14 @@ def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path 
         from onefold.report.score_page import render
         from onefold.report.shown import page_of
 
-        with _called(data), busy("drawing the page"):
+        with _called(data), show_spinner("drawing the page"):
             page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped, inputs=inputs)
             write_bytes(report, render(page).encode())
         notes.append(f"the page: {report}")
     return notes
 
 
-@tidied()
+@trim_memory()
 def diagnose(file: Path, data: str | None, model: Path | None) -> Diagnosis:
     """What speaks for and against a detector, and what of the training data its file holds; printed too."""
     detector = opened(file, model)
@@ -182,7 +184,7 @@ class _Given(NamedTuple):
 
 def _given(job: FitJob, picture: Picture | None) -> _Given:
     """Open all that a job names; what is read beside the data is read in the form of the data."""
-    with busy("reading"):
+    with show_spinner("reading"):
         data = open_source(job.data, form=picture if Path(job.data).is_dir() else None)
         form = form_of(data)
         calibrate = None if job.calibrate is None else open_source(job.calibrate, form=form, name=job.calibrate)
@@ -190,14 +192,14 @@ def _given(job: FitJob, picture: Picture | None) -> _Given:
     sources = [source for source in (data, calibrate, context) if source is not None]
     if calibrate is None:
         if isinstance(data, ImageFolder):  # those that can be read are only known when all have been
-            deque(shown(data.batches(FEW), _total(data), "looking at images"), maxlen=0)
+            deque(track_progress(data.batches(FEW), _total(data), "looking at images"), maxlen=0)
         data, calibrate = split(data, SET_APART, job.seed)
     context = None if context is None else _watched(context, "reading contexts")
     return _Given(_watched(data, "reading"), _watched(calibrate, "calibrating"), context, sources)
 
 
 def _watched(source: Source, label: str) -> Source:
-    return track(source, partial(shown, total=_total(source), label=label))
+    return track(source, partial(track_progress, total=_total(source), label=label))
 
 
 def _total(source: Source) -> int | None:

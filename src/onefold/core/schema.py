@@ -1,6 +1,7 @@
 """Dataclasses to JSON and back, with every type and bound checked: JSON may come from an untrusted file."""
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -33,7 +34,7 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
     Raises:
         InputError: The content does not match the fields; the message names the field by its path, such as "agent.lr".
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
     needed = {field.name for field in fields if _is_needed(field)}
     where = name or kind.__name__
@@ -44,6 +45,12 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
     if unknown := sorted(set(content) - {field.name for field in fields}):
         raise InputError(f"{where}: there is no field {_shown(unknown[0])}")
     return kind(**{key: _value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of the fields; kept, because a table has one object for each of many columns."""
+    return get_type_hints(kind)
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

@@ -73,7 +73,7 @@ def resolve_output(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def alone(lock: Path, otherwise: Exception) -> Iterator[None]:
+def file_lock(lock: Path, otherwise: Exception) -> Iterator[None]:
     """Hold a lock file for one process at a time; raise `otherwise` if another process holds it.
 
     The system releases the lock when the process ends. Without support for locks, nothing is locked.
@@ -198,7 +198,7 @@ def check_like(content: Any, example: Any) -> None:
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries under names that start with `prefix` and a dot."""
+    """Return the entries with `prefix` and a dot before every name."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onefold.core.memory import human
-from onefold.core.storage import alone
+from onefold.core.storage import file_lock
 from onefold.data.catalogue import CATALOGUE, Known
 from onefold.data.download import Patience, Watch, download, unwatched
 from onefold.errors import FileError, InputError
@@ -33,7 +33,7 @@ def fetch(
     if finished.is_file():
         return f"{name}: there already, {finished} ({human(finished.stat().st_size)})"
     busy = FileError(f"{folder}: another process is fetching {name}: wait for it")
-    with alone(folder / f".{name}.lock", busy):
+    with file_lock(folder / f".{name}.lock", busy):
         paths = [download(mirrors, folder / name, progress, patience) for mirrors in known.files]
         if known.letters:
             return _convert(name, paths[0], finished, progress)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onefold.core.schema import to_json
 from onefold.core.storage import write_bytes
 from onefold.errors import InputError, MissingExtraError
-from onefold.inputs import Table, form_to_json
+from onefold.inputs import Table
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 
 
@@ -101,7 +102,7 @@ def _dynamic(reader: Reader) -> tuple[Any]:
 def _described(reader: Reader) -> dict[str, Any]:
     """What the exported model takes: for a table, how columns become numbers."""
     shapes = {key: ["batch", *shape] for key, shape in reader.shapes.items()}
-    table = form_to_json(reader.form) if isinstance(reader.form, Table) else None
+    table = to_json(reader.form) if isinstance(reader.form, Table) else None
     return {"shapes": shapes, "dtypes": reader.dtypes, "table": table}
 
 

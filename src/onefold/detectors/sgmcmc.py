@@ -26,7 +26,7 @@ from onefold.detectors.state import DetectorState
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
-from onefold.nn.train import LARGEST_BATCH, checkpointed, shown
+from onefold.nn.train import LARGEST_BATCH, checkpointed, show_updates
 from onefold.types import ArrayLike
 
 SAMPLERS: tuple[Sampler, ...] = ("obabo", "baoa")
@@ -126,7 +126,7 @@ class SGMCMC(MemberDetector):
             known = [self._settings(), targets.values, *named(learned.reservoir.samples).values()]
             identity = storage.fingerprint(self.device.type, type(self).__name__, *known)
             updates = checkpointed(sampling, check_path(checkpoint, "checkpoint"), identity)
-        for _ in shown(updates, sampling.steps, "SG-MCMC", progress):
+        for _ in show_updates(updates, sampling.steps, "SG-MCMC", progress):
             pass
         members = Several([posterior.network(theta) for theta in sampling.members])
         scorer = MembersScorer(members, self.score_kind, targets.outputs).to(self.device)

@@ -11,7 +11,7 @@ from onefold.distil.model import Similarity
 from onefold.errors import TrainingError
 from onefold.kernels import InfiniteMLP
 from onefold.nn.nets import NTKMLP
-from onefold.nn.train import descend, shown
+from onefold.nn.train import descend, show_updates
 from onefold.types import Kernel
 
 
@@ -58,7 +58,7 @@ def distil_wide(
     def loss() -> Tensor:
         return 0.5 * (model(x, c) - target).square().sum()
 
-    for _ in shown(descend(parameters, loss, steps=steps, rate=rate, momentum=momentum), steps, label):
+    for _ in show_updates(descend(parameters, loss, steps=steps, rate=rate, momentum=momentum), steps, label):
         pass
     with torch.no_grad():
         left = float((model(x, c) - target).norm() / target.norm())

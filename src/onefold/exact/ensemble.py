@@ -15,7 +15,7 @@ from torch.func import functional_call, jvp, vmap
 from onefold.errors import InputError, TrainingError
 from onefold.kernels import empirical_ntk
 from onefold.nn.nets import NTKMLP
-from onefold.nn.train import descend, shown
+from onefold.nn.train import descend, show_updates
 
 Members: TypeAlias = dict[str, Tensor]
 """Parameters by name, each with a leading axis of M members."""
@@ -83,7 +83,7 @@ def train(
         return 0.5 * (outputs(net, theta, x) - targets).square().sum()
 
     updates = descend(list(theta.values()), loss, steps=steps, rate=rate, momentum=momentum)
-    for _ in shown(updates, steps, label):
+    for _ in show_updates(updates, steps, label):
         pass
     trained = {name: p.detach() for name, p in theta.items()}
     if not all(p.isfinite().all() for p in trained.values()):

@@ -5,9 +5,8 @@ from onefold.inputs.arrays import ArraySource, NamedSource
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
 from onefold.inputs.decode import Picture
 from onefold.inputs.encode import FAR, TableEncoder
-from onefold.inputs.forms import Form, form_from_json, form_to_json
 from onefold.inputs.images import ImageFolder
-from onefold.inputs.open import form_of, open_source
+from onefold.inputs.open import Form, form_of, open_source
 from onefold.inputs.source import IndexedSource, Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset, select, split
 from onefold.inputs.table_files import TableFile, TableFrame
@@ -34,9 +33,7 @@ __all__ = [
     "TableEncoder",
     "TableFile",
     "TableFrame",
-    "form_from_json",
     "form_of",
-    "form_to_json",
     "open_npz",
     "open_source",
     "select",

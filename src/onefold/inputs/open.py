@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -15,12 +15,14 @@ from onefold.inputs.array_files import NpyFile, open_npz
 from onefold.inputs.arrays import ArraySource, NamedSource
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
 from onefold.inputs.decode import Picture
-from onefold.inputs.forms import Form
 from onefold.inputs.images import SUFFIXES, ImageFolder
 from onefold.inputs.source import Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset
 from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
 from onefold.inputs.tables import Table
+
+Form: TypeAlias = Picture | Table
+"""Size of the images or columns of the table that a detector was fitted on."""
 
 SUPPORTED = (
     "an array, a tensor, lists of numbers, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "

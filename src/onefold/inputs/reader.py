@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from onefold.core.batches import batch_slices, map_batch, named
+from onefold.core.schema import from_json, to_json
 from onefold.errors import InputError, warn
-from onefold.inputs import Form, LoaderSource, Picture, Table, form_from_json, form_to_json, open_source
+from onefold.inputs import Form, LoaderSource, Picture, Table, open_source
 from onefold.inputs.encode import TableEncoder
 from onefold.types import ArrayLike, Batch
 
@@ -165,29 +166,21 @@ class Reader:
         return drawn if self.kind == "named" else drawn["x"]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "shapes": {key: list(shape) for key, shape in self.shapes.items()},
-            "dtypes": self.dtypes,
-            "range": [self.low, self.high],
-            "form": None if self.form is None else form_to_json(self.form),
-        }
+        """Return the reader as JSON content."""
+        return to_json(self)
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Reader":
-        shapes = {str(key): tuple(int(n) for n in shape) for key, shape in content["shapes"].items()}
-        dtypes = {str(key): str(dtype) for key, dtype in content["dtypes"].items()}
-        form = None if content["form"] is None else form_from_json(content["form"])
-        low, high = (float(value) for value in content["range"])
-        if content["kind"] not in Kind.__args__ or shapes.keys() != dtypes.keys() or not shapes:
-            raise ValueError("unknown kind of data, or shapes and dtypes do not match")
-        reader = cls(content["kind"], shapes, dtypes, low, high, form)
+    def from_json(cls, content: Any) -> "Reader":
+        """Return the reader that `to_json` wrote; raise InputError for any other content."""
+        reader = from_json(cls, content, "reader")
         if not reader._is_consistent():
-            raise ValueError("shapes, dtypes, range and form of the data do not match")
+            raise InputError("reader: shapes, dtypes, range and form do not match. Use an undamaged file.")
         return reader
 
     def _is_consistent(self) -> bool:
         """Return True if `infer` could have returned this reader; it may come from an untrusted file."""
+        if not self.shapes or self.shapes.keys() != self.dtypes.keys():
+            return False
         for shape in self.shapes.values():
             if len(shape) > 64 or min(shape, default=1) < 1 or math.prod(shape) > MOST_NUMBERS:
                 return False

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from onefold.core import storage
 from onefold.core.arguments import check_number
 from onefold.core.batches import batch_length, batch_tensors, joined, map_batch, named
 from onefold.types import Batch
@@ -104,8 +105,8 @@ class Reservoir:
         """Return the samples and their keys as tensors, with names prefixed by `name`."""
         if self.samples is None:
             return {}
-        samples = {f"{name}.samples.{key}": t for key, t in named(self.samples).items()}
-        return {f"{name}.keys": torch.from_numpy(self.keys), **samples}
+        samples = storage.with_prefix("samples", named(self.samples))
+        return storage.with_prefix(name, {"keys": torch.from_numpy(self.keys), **samples})
 
     def to_json(self) -> dict[str, Any]:
         state = self._generator.bit_generator.state
@@ -117,11 +118,11 @@ class Reservoir:
         self = cls(int(content["capacity"]), 0)
         self.seen, self.age = int(content["seen"]), float(content["age"])
         self._generator.bit_generator.state = content["generator"]
-        prefix = f"{name}.samples."
-        named_samples = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+        tensors = storage.under_prefix(name, tensors)
+        named_samples = storage.under_prefix("samples", tensors)
         if named_samples:
             samples = named_samples["x"] if set(named_samples) == {"x"} else named_samples
-            self._keys, self._parts = [tensors[f"{name}.keys"].numpy()], [samples]
+            self._keys, self._parts = [tensors["keys"].numpy()], [samples]
             if batch_length(samples) != len(self.keys) or self.keys.dtype != np.float64 or self.keys.ndim != 1:
                 raise ValueError("reservoir: numbers of samples and keys differ, or keys are not float64")
         if min(self.capacity, self.seen) < 0 or len(self) > min(self.capacity, self.seen) or not self.age >= 0:

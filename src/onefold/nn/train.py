@@ -6,7 +6,6 @@ progress bars and checkpoints are generators around it.
 """
 
 import functools
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,8 @@ from torch import Generator, Tensor, nn
 
 from onefold.core import storage
 from onefold.core.arguments import check_integer, check_number, check_path
+from onefold.core.optimisers import adam_to_tensors, restore_adam
+from onefold.core.progress import show_progress
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
 from onefold.nn.cudnn import tuned_cudnn
@@ -151,33 +152,27 @@ class Training:
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on."""
-        tensors = {"step": torch.tensor(self.step), "generator": self.draws.generator.get_state(), "tail": self.tail}
-        for i, parameter in enumerate(self.parameters):
-            tensors[f"{i}.parameter"] = parameter
-            for key, value in self.optimiser.state[parameter].items():
-                tensors[f"{i}.{key}"] = value
-        return tensors
+        parameters = {str(i): parameter for i, parameter in enumerate(self.parameters)}
+        return {
+            "step": torch.tensor(self.step),
+            "generator": self.draws.generator.get_state(),
+            "tail": self.tail,
+            **storage.with_prefix("parameters", parameters),
+            **storage.with_prefix("adam", adam_to_tensors(self.optimiser)),
+        }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Resume from the `state()` of a training with the same settings and shapes."""
+        parameters = storage.under_prefix("parameters", tensors)
+        if parameters.keys() != {str(i) for i in range(len(self.parameters))}:
+            raise FileError("checkpoint: damaged, or made by another version. Delete it to train again.")
+        restore_adam(storage.under_prefix("adam", tensors), self.optimiser)
         self.step = int(tensors["step"])
         self.draws.generator.set_state(tensors["generator"])
         self.tail.copy_(tensors["tail"])
-        for i, parameter in enumerate(self.parameters):
-            prefix = f"{i}."
-            values = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            with torch.no_grad():
-                parameter.copy_(values.pop("parameter"))
-                self.optimiser.state[parameter] = {key: self._place(value, parameter) for key, value in values.items()}
-
-    def _place(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """Return a tensor of Adam's state on its device, moments in the memory layout of the parameter.
-
-        Files do not store the memory layout.
-        """
-        if value.shape == parameter.shape and value.ndim > 0:
-            return torch.empty_like(parameter).copy_(value)
-        return value.to(parameter.device if self.on_gpu else "cpu")
+        with torch.no_grad():
+            for i, parameter in enumerate(self.parameters):
+                parameter.copy_(parameters[str(i)])
 
     def _set_rate(self, rate: float) -> None:
         """Set the learning rate; a captured step reads it from a tensor."""
@@ -274,44 +269,19 @@ def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float
         yield update
 
 
-def shown(updates: Iterable[Update], total: int, label: str, show: bool | None = None) -> Iterator[Update]:
-    """Yield the updates with a progress bar (steps, loss, time left); by default only if stderr is a terminal."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield from updates
-        return
-    if not sys.stderr.isatty():
-        yield from _print_progress(updates, total, label)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total, loss="…")
-        refreshed = 0.0
+def show_updates(updates: Iterable[Update], total: int, label: str, show: bool | None = None) -> Iterator[Update]:
+    """Yield the updates and display steps, loss and time; by default only if stderr is a terminal."""
+    started = time.monotonic()
+    with show_progress(label, total, show=show) as display:
         for update in updates:
-            if update.step == total or time.monotonic() - refreshed > 0.2:  # reading a loss waits for the device
-                refreshed = time.monotonic()
-                bar.update(task, completed=update.step, loss=f"{float(update.loss):.5f}")
+            display.update(update.step, functools.partial(_describe, update, total, started))
             yield update
 
 
-def _print_progress(updates: Iterable[Update], total: int, label: str, every: float = 5.0) -> Iterator[Update]:
-    """Yield the updates and print a line every `every` seconds and at the end, as for a log file."""
-    started = printed = time.monotonic()
-    for update in updates:
-        now = time.monotonic()
-        if update.step == total or now - printed > every:
-            printed = now
-            seconds = f"{now - started:.0f} s"
-            print(f"{label}: {update.step}/{total}, loss {float(update.loss):.5f}, {seconds}", file=sys.stderr)
-        yield update
+def _describe(update: Update, total: int, started: float) -> str:
+    """Return a step's number, loss and time; reading the loss waits for the device."""
+    seconds = time.monotonic() - started
+    return f"{update.step:,}/{total:,}, loss {float(update.loss):.5f}, {seconds:.0f} s"
 
 
 def run(
@@ -333,7 +303,7 @@ def run(
         updates = checkpointed(
             training, check_path(checkpoint, "checkpoint"), storage.fingerprint(training.device.type, *identity)
         )
-    for _ in shown(updates, training.recipe.steps, label, show):
+    for _ in show_updates(updates, training.recipe.steps, label, show):
         pass
     if not all(p.isfinite().all() for p in training.parameters):
         raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}. Use a smaller one.")

@@ -56,7 +56,9 @@ class RunFolder:
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """One process at a time writes to it."""
-        return storage.alone(self.path / LOCK, InputError(f"another process is training in {self.path}: wait for it"))
+        return storage.file_lock(
+            self.path / LOCK, InputError(f"another process is training in {self.path}: wait for it")
+        )
 
     def check_new(self) -> None:
         """Refuse a folder that holds anything but a run that did not begin."""

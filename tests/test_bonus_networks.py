@@ -15,10 +15,10 @@ from onefold.core.moments import DecayingMoments
 from onefold.distil import similarity_loss
 from onefold.nn.nets import Standardise
 from onefold.rl.agents import AGENTS, Agent
-from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, Settling, bonus_rewards
-from onefold.rl.views import UNIFORMS, Views, _perspective, viewed
+from onefold.rl.augmentation import UNIFORMS, FrameAugmentation, _inverse_perspective, augment_frames
+from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, WarmupStandardise, bonus_rewards
 
-STILL = Views(apply=1, perspective=0, flip=0, crop_area=(1, 1), crop_aspect=1)
+STILL = FrameAugmentation(apply=1, perspective=0, flip=0, crop_area=(1, 1), crop_aspect=1)
 
 
 def uniforms(n: int, seed: int = 0) -> torch.Tensor:
@@ -29,7 +29,7 @@ def test_perspectives_send_the_corners_where_they_are_pulled() -> None:
     """The map back from four points to the square, against a linear solve for the eight numbers of a homography."""
     u = uniforms(20)[:, 5:14]
     u[:, 8] = 0.0
-    found = _perspective(u, Views()).double().numpy()
+    found = _inverse_perspective(u, FrameAugmentation()).double().numpy()
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
     for i in range(20):
         pulled = corners * (1 - 0.5 * u[i, :8].reshape(4, 2).double().numpy())
@@ -43,19 +43,19 @@ def test_perspectives_send_the_corners_where_they_are_pulled() -> None:
 
 def test_views_change_the_asked_share_and_all_frames_of_a_stack_alike() -> None:
     x = torch.rand(400, 1, 12, 12, generator=Generator().manual_seed(0)).expand(-1, 3, -1, -1)
-    y = viewed(x, uniforms(400), Views(apply=0.25))
+    y = augment_frames(x, uniforms(400), FrameAugmentation(apply=0.25))
     changed = (y != x).any((1, 2, 3))
     assert 0.15 < float(changed.float().mean()) < 0.35
     assert torch.equal(y[:, 0], y[:, 2])
-    torch.testing.assert_close(viewed(x, uniforms(400), STILL), x, rtol=0, atol=1e-5)
-    flipped = viewed(x, uniforms(400), Views(apply=1, perspective=0, flip=1, crop_area=(1, 1), crop_aspect=1))
+    torch.testing.assert_close(augment_frames(x, uniforms(400), STILL), x, rtol=0, atol=1e-5)
+    flipped = augment_frames(x, uniforms(400), replace(STILL, flip=1))
     torch.testing.assert_close(flipped, x.flip(-1), rtol=0, atol=1e-5)
 
 
 def test_crops_keep_the_asked_area() -> None:
     size = 64
     x = torch.linspace(-1, 1, size).expand(200, 1, size, size) * 0.5 + 0.5
-    y = viewed(x, uniforms(200), Views(apply=1, perspective=0, flip=0, crop_area=(0.75, 1.0)))
+    y = augment_frames(x, uniforms(200), FrameAugmentation(apply=1, perspective=0, flip=0, crop_area=(0.75, 1.0)))
     widths = (y[:, 0, 0, -2] - y[:, 0, 0, 1]) / (x[0, 0, 0, -2] - x[0, 0, 0, 1])
     assert float(widths.min()) > math.sqrt(0.75 / (4 / 3)) - 0.01
     assert float(widths.max()) <= 1 + 1e-4
@@ -64,9 +64,9 @@ def test_crops_keep_the_asked_area() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (3, 16, 16)])
 def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple[int, ...]) -> None:
-    first, x = Settling(shape, 60), 3 + 2 * torch.randn(90, *shape, generator=Generator().manual_seed(0))
+    first, x = WarmupStandardise(shape, 60), 3 + 2 * torch.randn(90, *shape, generator=Generator().manual_seed(0))
     for part in (x[:7], x[7:40], x[40:60], 100 * x[60:]):
-        first.take(part)
+        first.update(part)
     axes = (0,) if len(shape) == 1 else (0, 2, 3)
     std, mean = torch.std_mean(x[:60], dim=axes, correction=0, keepdim=True)
     exact = ((x - mean) / std).clamp(-5, 5)
@@ -135,7 +135,7 @@ def test_the_centred_form_by_hand() -> None:
     x = torch.rand(600, 2, 12, 12, generator=Generator().manual_seed(1))
     uniforms_ = torch.rand(5, networks.uniforms, generator=Generator().manual_seed(2))
     features = networks.prior(x)
-    networks.centre_on(x)
+    networks.set_centre(x)
     length = (features - features.mean(0)).square().sum(1)
     assert length.mean() < 0.2 * features.square().sum(1).mean()  # a random network maps all images close together
     share = length / (length + length.mean())
@@ -152,7 +152,7 @@ def test_joint_passes_equal_separate_ones() -> None:
     networks = CSDNetworks((6, 20, 14), torch.Generator().manual_seed(0), channels=(4, 8), hidden=(16,), outputs=8)
     x, contexts = torch.rand(2, 5, 6, 20, 14, generator=torch.Generator().manual_seed(1)).unbind()
     results = []
-    for passes in (networks._passes_in_turn, networks._passes_together):
+    for passes in (networks._separate_passes, networks._joint_passes):
         networks.zero_grad()
         outputs = passes(x, contexts)
         assert [z.requires_grad for z in outputs] == [True, True, False, False, False]
@@ -165,7 +165,7 @@ def test_joint_passes_equal_separate_ones() -> None:
 @pytest.mark.parametrize("shape", [(6,), (2, 12, 12)])
 def test_a_reset_draws_new_trained_networks_and_keeps_the_rest(kind: Any, shape: tuple[int, ...]) -> None:
     networks = kind(shape, Generator().manual_seed(0), channels=(4, 4), hidden=(16,), outputs=8)
-    networks.first.mean.fill_(0.3)
+    networks.standardise.mean.fill_(0.3)
     before = {name: tensor.clone() for name, tensor in networks.state_dict().items()}
     networks.reset(Generator().manual_seed(1))
     trained = {name for name, parameter in networks.named_parameters() if parameter.requires_grad}
@@ -208,7 +208,7 @@ def test_the_papers_bonus_of_one_per_window_has_a_return_of_one() -> None:
 def test_every_second_context_of_vectors_has_noise_in_standard_deviations() -> None:
     generator, std = Generator().manual_seed(0), torch.tensor([1.0, 10.0, 0.1])
     first = Standardise(torch.zeros(3), std)
-    bonus = CSDNetworks((3,), generator, hidden=(8,), outputs=4, noise=4.0, first=first)
+    bonus = CSDNetworks((3,), generator, hidden=(8,), outputs=4, noise=4.0, standardise=first)
     x = torch.randn(4000, 3, generator=generator)
     moved = bonus._contexts(x, torch.rand(4000, bonus.uniforms, generator=generator)) - x
     noisy = moved.any(1)
@@ -219,8 +219,8 @@ def test_every_second_context_of_vectors_has_noise_in_standard_deviations() -> N
 def test_views_are_a_crop_and_a_perspective_of_the_picture() -> None:
     """Pixel by pixel by SciPy, of a picture that is wider than high."""
     x, u = torch.rand(6, 1, 10, 14, generator=Generator().manual_seed(0)), uniforms(6)
-    views = Views(apply=1, perspective=1)
-    found, back = viewed(x, u, views), _perspective(u[:, 5:14], views).double().numpy()
+    views = FrameAugmentation(apply=1, perspective=1)
+    found, back = augment_frames(x, u, views), _inverse_perspective(u[:, 5:14], views).double().numpy()
     columns, rows = ((2 * np.arange(n) + 1) / n - 1 for n in (14, 10))
     for i, (area, aspect, left, top, flip) in enumerate(u[:, :5].double().numpy()):
         side, stretch = np.sqrt(0.75 + 0.25 * area), (4 / 3) ** (aspect - 0.5)

@@ -104,7 +104,7 @@ def projected_by_hand(chances: list[float], reward: float, discount: float, boun
 
 def scaled_by_hand(mind: Learner, news: Tensor) -> Tensor:
     """In running deviations above the running mean, these included."""
-    ones, first, second = mind.scale.state_dict()["sums"].tolist()
+    ones, first, second = mind.bonus_moments.state_dict()["sums"].tolist()
     ones, first = 0.999 * ones + 0.001, 0.999 * first + 0.001 * float(news.double().mean())
     second = 0.999 * second + 0.001 * float(news.double().square().mean())
     mean = first / ones

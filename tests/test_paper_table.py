@@ -9,10 +9,10 @@ import torch
 from torch import Generator
 
 from onefold.rl.agents import AGENTS
-from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, bonus_networks
+from onefold.rl.augmentation import FrameAugmentation
+from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, make_bonus_networks
 from onefold.rl.doom import LIVING_COST, SIDE, STACK, STEPS, MyWayHome
 from onefold.rl.settings import make_run, plain
-from onefold.rl.views import Views
 
 MY_WAY_HOME = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
 
@@ -70,7 +70,7 @@ def test_all_agents_of_the_paper_are_in_the_table() -> None:
 @pytest.mark.parametrize("agent", ["rnd", "csd"])
 def test_bonus_networks_have_the_sizes_of_the_paper(agent: str) -> None:
     """Stages of 16, 16 and 32 channels, one hidden layer of 256, 256 outputs; the target has one hidden layer."""
-    networks: Any = bonus_networks(AGENTS[agent], (6, 42, 42), 5, Generator().manual_seed(0))
+    networks: Any = make_bonus_networks(AGENTS[agent], (6, 42, 42), 5, Generator().manual_seed(0))
     kind: Any = CSDNetworks if agent == "csd" else RNDNetworks
     assert isinstance(networks, kind)
     trained = [networks.model.phi, networks.model.psi] if agent == "csd" else [networks.scorer.predictor]
@@ -90,7 +90,7 @@ def test_bonus_networks_have_the_sizes_of_the_paper(agent: str) -> None:
 
 def test_views_have_the_shares_of_the_paper() -> None:
     """A quarter of the contexts are augmented: perspective and flip with probability ½, crops of 75 to 100 %."""
-    views = Views()
+    views = FrameAugmentation()
     assert (views.apply, views.perspective, views.flip, views.crop_area) == (0.25, 0.5, 0.5, (0.75, 1.0))
 
 

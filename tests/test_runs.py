@@ -27,7 +27,7 @@ from onefold.errors import FileError, InputError, MissingExtraError, TrainingErr
 from onefold.report.runs_read import collect
 from onefold.rl import console, grid
 from onefold.rl.agents import Agent, Learning, LinearSchedule, ReplaySettings
-from onefold.rl.light import packed
+from onefold.rl.compression import compress
 from onefold.rl.play import GameView, Player, Rollout
 from onefold.rl.run_folder import (
     CHECKPOINT,
@@ -327,7 +327,7 @@ def test_networks_to_share_are_small_and_say_what_the_agent_would(agent: str, tm
     """All of the paper's sizes: under 16 MB, and the same values but for rounding, priors included."""
     run = make_run(agent, "my-way-home-sparse", 1000, 0)
     network = QNetwork(run.agent, run.learning, (6, 42, 42), 5, generators(0, 3)[0])
-    light = packed({f"online.{name}": t for name, t in network.state_dict().items()})
+    light = compress({f"online.{name}": t for name, t in network.state_dict().items()})
     storage.save(tmp_path / "networks", NETWORKS_KIND, light, {"run": plain(run), "frames": 0})
     assert (tmp_path / "networks").stat().st_size < 16e6
     player = Player(tmp_path / "networks", 0, 0.0)

@@ -215,7 +215,7 @@ def test_off_policy_algorithms_learn_save_and_load(algorithm: Any, tmp_path: Pat
         replay_buffer_class=IntrinsicReplayBuffer, replay_buffer_kwargs={"bonus": bonus, "beta": 0.1},
     )  # fmt: skip
     model.learn(60)
-    assert not bonus.scale.is_empty
+    assert not bonus.moments.is_empty
     model.save(tmp_path / "model")
     seen = env.observation_space.sample()
     again = algorithm.load(tmp_path / "model", device="cpu")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onefold.rl.agents import Agent, LinearSchedule
     from onefold.rl.bonus import CSDBonus, LastLayerGPBonus, RNDBonus
-    from onefold.rl.intrinsic import IntrinsicReward
+    from onefold.rl.gym_wrapper import IntrinsicReward
     from onefold.rl.runs import resume, train
     from onefold.rl.settings import make_run
 
@@ -14,7 +14,7 @@ __all__ = [
     "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "make_run", "resume",
     "train",
 ]  # fmt: skip
-HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "intrinsic", "make_run": "settings"}
+HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "gym_wrapper", "make_run": "settings"}
 HOMES |= {"resume": "runs", "train": "runs"}
 
 

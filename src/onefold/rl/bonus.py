@@ -1,15 +1,16 @@
-"""Exploration bonuses for agents that people already have: how new observations are, from nothing but observations.
+"""Exploration bonuses for any agent: how unfamiliar its observations are.
 
     bonus = CSDBonus()
-    reward = reward + 0.1 * bonus(next_observations)   # one number an observation: 0 is as new as usual
-    bonus.update(next_observations)                    # what was seen is less new from now on
+    reward = reward + 0.1 * bonus(next_observations)   # one number per observation; 0 is the running mean
+    bonus.update(next_observations)                    # their bonus decreases
 
-No environment is owned. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or dicts
-or tuples of them.
+A bonus needs no environment. Observations come in batches: vectors [n, d], images [n, c, h, w] or [n, h, w, c], or
+dicts or tuples of them.
 """
 
 import abc
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -18,9 +19,11 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from onefold.core import storage
+from onefold.core.arguments import MAX_SIZE, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.moments import DecayingMoments
 from onefold.core.rng import generators
+from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, InputError, TrainingError
 from onefold.nn.nets import Prior, random_network
 from onefold.rl.bonus_networks import (
@@ -29,47 +32,60 @@ from onefold.rl.bonus_networks import (
     OUTPUTS,
     CSDNetworks,
     RNDNetworks,
-    Settling,
+    WarmupStandardise,
     reset_generator,
 )
-from onefold.rl.observations import Entry, Form, Observations, form_of
+from onefold.rl.observations import ObservationEntry, Observations, ObservationSpec, infer_spec
 
 KIND = "exploration bonus"
-NOISE = 4.0  # standard deviations, of contexts that are vectors
-MEMORY, LONG_MEMORY = 20, 1000  # minibatches: a mean has to keep up with what fades, a deviation not to
+VALUE_BATCH = 1024  # observations per pass without gradients
+CONTEXT_NOISE = 4.0  # standard deviations, for vectors
+RELATIVE_MEMORY, ABSOLUTE_MEMORY = 20, 1000  # minibatches; a mean must follow a bonus that fades, a deviation need not
 
 
 @runtime_checkable
-class Curious(Protocol):
-    """What wrappers and buffers need of a bonus; one of your own will do."""
+class BonusLike(Protocol):
+    """Protocol of a bonus: all that the wrapper, the callback and the replay buffers use."""
 
     def __call__(self, observations: Observations) -> Float[Tensor, " n"]: ...
 
     def update(self, observations: Observations) -> float: ...
 
 
-def check_bonus(bonus: Any) -> Curious:
-    """Return `bonus` if it can be called and updated; a class is not yet a bonus."""
+def check_bonus(bonus: Any) -> BonusLike:
+    """Return `bonus` if it has `__call__` and `update`; refuse a class in place of an object."""
     if isinstance(bonus, type):
         raise InputError(f"bonus: {bonus.__name__} is a class. Pass an object: {bonus.__name__}().")
-    if not isinstance(bonus, Curious):
-        raise InputError(f"bonus: a {type(bonus).__name__} cannot be called and updated. Pass one such as CSDBonus().")
+    if not isinstance(bonus, BonusLike):
+        raise InputError(f"bonus: a {type(bonus).__name__} has no __call__ and update. Pass one such as CSDBonus().")
     return bonus
 
 
 class Bonus(abc.ABC):
-    """How new observations are, and learning what has been seen. The first batch tells what observations look like.
+    """Base class of the exploration bonuses: reads observations, normalises values, trains in minibatches, saves.
 
-    A value is above the running mean, so that the end of an episode is neither gain nor loss, and has a scale that
-    suits every environment: CSD and LastLayerGP tell the *share* of what was unknown at first that still is, which
-    fades where all has been seen; RND's errors have no scale of their own, and are in running standard deviations.
-    `normalise=False` leaves values as they are. `update` goes `passes` times through what it is given, in minibatches
-    of at most `batch`. Observations are standardised by the first `settle` of them. `keys` chooses entries of dicts,
-    and of tuples by their places: "0", "1", …
+    The running mean is subtracted from the values: otherwise a bonus that is never negative would make the end of an
+    episode a loss. `CSDBonus` and `LastLayerGPBonus` return a share of the initial bonus, which fades as observations
+    become familiar. The errors of `RNDBonus` have no natural unit and are divided by their running standard deviation.
+
+    A subclass implements `make_networks`, `compute_values` and `train_step`. To save and load it, it also implements
+    `settings`, `learning_state` and `load_learning_state`, and is added to `BONUSES`.
+
+    Args:
+        normalise: Whether values are relative to the running moments.
+        keys: Entries of dict observations to use; positions such as "0" for tuples. None uses all.
+        batch: Largest minibatch of an update.
+        passes: Passes over the observations of one update.
+        warmup: Number of observations whose mean and deviation standardise the inputs; fixed afterwards.
+        seed: Seed of the weights and of the minibatches.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range, or the device is not available.
     """
 
-    share = True
-    """Whether values are 1 where nothing is known and 0 where all is."""
+    is_relative: bool = True
+    """Whether values are shares of the initial bonus: 1 for unfamiliar observations, 0 for familiar ones."""
 
     def __init__(
         self,
@@ -78,125 +94,202 @@ class Bonus(abc.ABC):
         keys: Sequence[str] | None = None,
         batch: int = 256,
         passes: int = 1,
-        settle: int = 10_000,
+        warmup: int = 10_000,
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if min(batch, passes, settle) < 1:
-            raise InputError(f"batch, passes and settle are at least 1, not {batch}, {passes} and {settle}")
         self.normalise, self.keys = bool(normalise), None if keys is None else tuple(keys)
-        self.batch, self.passes, self.settle, self.seed = batch, passes, settle, check_seed(seed)
+        self.batch, self.passes = check_integer(batch, "batch"), check_integer(passes, "passes")
+        self.warmup, self.seed = check_integer(warmup, "warmup"), check_seed(seed)
         self.device = pick_device(device)
-        weights, chance = generators(seed, 2)
-        self._weights: Generator | None = weights
-        self._chance = chance
-        self._form: Form | None = None
+        weight_generator, self.generator = generators(seed, 2)
+        self._weight_generator: Generator | None = weight_generator
+        self._spec: ObservationSpec | None = None
 
     @final
     def __call__(self, observations: Observations) -> Float[Tensor, " n"]:
-        """How new each observation is: bigger is newer."""
-        x = self._read(observations)
+        """Return the bonus of each observation; larger is less familiar.
+
+        Args:
+            observations: A batch: vectors, images, or a dict or tuple of them. The first batch fixes the shapes.
+
+        Returns:
+            One value per observation. With `normalise`, 0 is the running mean.
+
+        Raises:
+            InputError: The batch differs in structure from the first one, is not numeric, or has NaN or infinity.
+        """
+        x = self._to_tensor(observations)
         with torch.no_grad():
-            values = torch.cat([self._value(part) for part in x.split(1024)]).float()
+            values = torch.cat([self.compute_values(part) for part in x.split(VALUE_BATCH)]).float()
         if not self.normalise:
             return values
-        scale = self.scale
-        if scale.is_empty:
-            scale = self._scale().to(values.device)
-            scale.update(values)
-        return scale.centre(values) if self.share else scale.standardise(values)
+        moments = self.moments
+        if moments.is_empty:
+            moments = self._make_moments().to(values.device)
+            moments.update(values)
+        return moments.centre(values) if self.is_relative else moments.standardise(values)
 
     @final
     def update(self, observations: Observations) -> float:
-        """Learn that these have been seen; the mean loss, which for LastLayerGP is the mean variance."""
-        x = self._read(observations)
-        self.first.take(x)
+        """Train on observations, so that their bonus decreases.
+
+        Args:
+            observations: A batch, as for a call.
+
+        Returns:
+            The mean loss over the minibatches; for `LastLayerGPBonus` the mean variance.
+
+        Raises:
+            InputError: The batch differs in structure from the first one, is not numeric, or has NaN or infinity.
+            TrainingError: The loss is NaN.
+        """
+        x = self._to_tensor(observations)
+        self.standardise.update(x)
         losses = []
         for _ in range(self.passes):
-            order = torch.randperm(len(x), generator=self._chance).to(self.device)
-            for part in order.split(self.batch):
-                value, loss = self._learn(x[part])
-                self.scale.update(value.float())
+            order = torch.randperm(len(x), generator=self.generator).to(self.device)
+            for rows in order.split(self.batch):
+                values, loss = self.train_step(x[rows])
+                self.moments.update(values.float())
                 losses.append(loss)
-        mean = float(torch.stack(losses).mean())
-        if mean != mean:
-            raise TrainingError("the bonus's loss is no number any more; use a smaller learning rate")
-        return mean
+        mean_loss = float(torch.stack(losses).mean())
+        if math.isnan(mean_loss):
+            raise TrainingError("bonus: loss is NaN. Create a new bonus with a smaller lr.")
+        return mean_loss
 
     def save(self, path: str | Path) -> None:
-        """One file, safetensors and JSON: networks, optimiser, statistics and random numbers."""
-        if self._form is None:
-            raise InputError("a bonus that has seen nothing cannot be saved")
-        entries = [[entry.name, list(entry.shape)] for entry in self._form.entries]
-        header = {"bonus": type(self).__name__, "settings": self._settings(), "entries": entries}
-        tensors = {f"module.{name}": tensor for name, tensor in self._module.state_dict().items()}
-        tensors |= {f"learned.{name}": tensor for name, tensor in self._learned().items()}
-        storage.save(Path(path), KIND, {**tensors, "chance": self._chance.get_state()}, header)
+        """Save networks, optimiser, statistics and random state to one file; see `load`.
+
+        Args:
+            path: File to write (safetensors with a JSON header).
+
+        Raises:
+            InputError: The bonus has processed no observations yet.
+        """
+        if self._spec is None:
+            raise InputError("bonus: no observations yet, so there is nothing to save. Call it or update it first.")
+        entries = [[entry.name, list(entry.shape)] for entry in self._spec.entries]
+        header = {"bonus": type(self).__name__, "settings": self.settings(), "entries": entries}
+        tensors = with_prefix("module", self.module.state_dict()) | with_prefix("learning", self.learning_state())
+        storage.save(Path(path), KIND, {**tensors, "generator": self.generator.get_state()}, header)
 
     @final
-    def _read(self, observations: Observations) -> Tensor:
-        if self._form is None:
-            self._made(form_of(observations, self.keys))
-        assert self._form is not None
-        return self._form.tensor(observations, self.device)
+    def restore(self, entries: Sequence[ObservationEntry], tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `save` wrote, into a bonus with the same settings; use `load` to read a file."""
+        self._weight_generator = None  # the weights come from the file
+        self._build(ObservationSpec(tuple(entries)))
+        self.module.load_state_dict(under_prefix("module", tensors), assign=True)
+        self.module.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.prepare_training()
+        self.load_learning_state(under_prefix("learning", tensors))
+        self.generator.set_state(tensors["generator"])
 
     @final
-    def _made(self, form: Form) -> None:
-        with torch.device("cpu" if self._weights is not None else "meta"):
-            self.first, self.scale = Settling(form.shape, self.settle), self._scale()
-        self._module = nn.ModuleDict({"first": self.first, "scale": self.scale})
-        self._module["networks"] = self._network(form.shape, self._weights)
-        self._form = form
-        if self._weights is not None:
-            self._module.to(self.device)
-            self._ready()
+    def _to_tensor(self, observations: Observations) -> Tensor:
+        """Return observations as a tensor; the first batch fixes the shapes and builds the networks."""
+        if self._spec is None:
+            self._build(infer_spec(observations, self.keys))
+        assert self._spec is not None
+        return self._spec.tensor(observations, self.device)
 
     @final
-    def _restored(self, form: Form, tensors: dict[str, Tensor]) -> None:
-        self._weights = None  # empty networks, to be filled
-        self._made(form)
-        own = {name.removeprefix("module."): t for name, t in tensors.items() if name.startswith("module.")}
-        self._module.load_state_dict(own, assign=True)
-        self._module.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self._ready()
-        self._relearned({n.removeprefix("learned."): t for n, t in tensors.items() if n.startswith("learned.")})
-        self._chance.set_state(tensors["chance"])
+    def _build(self, spec: ObservationSpec) -> None:
+        """Make the modules; on the meta device if their weights are loaded afterwards."""
+        with torch.device("cpu" if self._weight_generator is not None else "meta"):
+            self.standardise, self.moments = WarmupStandardise(spec.shape, self.warmup), self._make_moments()
+        self.networks: Any = self.make_networks(spec.shape, self._weight_generator)
+        self.module = nn.ModuleDict({"standardise": self.standardise, "moments": self.moments})
+        self.module["networks"] = self.networks
+        self._spec = spec
+        if self._weight_generator is not None:
+            self.module.to(self.device)
+            self.prepare_training()
 
-    def _scale(self) -> DecayingMoments:
-        return DecayingMoments(MEMORY if self.share else LONG_MEMORY)
+    def _make_moments(self) -> DecayingMoments:
+        return DecayingMoments(RELATIVE_MEMORY if self.is_relative else ABSOLUTE_MEMORY)
 
-    def _settings(self) -> dict[str, Any]:
-        names = ("normalise", "keys", "batch", "passes", "settle", "seed")
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, except the device.
+
+        Returns:
+            Arguments by name, as JSON content.
+        """
+        names = ("normalise", "keys", "batch", "passes", "warmup", "seed")
         return {name: getattr(self, name) for name in names}
 
     @abc.abstractmethod
-    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        """What it judges by; empty without a generator."""
+    def make_networks(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        """Return the networks for observations of this shape; they apply `self.standardise` to their inputs.
+
+        Args:
+            shape: Shape of an observation: (d,) or (c, h, w).
+            generator: Source of the weights; None leaves them on the meta device, to be loaded.
+
+        Returns:
+            A module, available as `self.networks` afterwards.
+        """
 
     @abc.abstractmethod
-    def _ready(self) -> None:
-        """The network is on its device: whatever learning needs is made of it."""
+    def compute_values(self, x: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        """Return the bonus of each observation before normalisation.
+
+        Args:
+            x: Observations as one tensor.
+
+        Returns:
+            Values of at least 0.
+        """
 
     @abc.abstractmethod
-    def _value(self, x: Tensor) -> Float[Tensor, " n"]: ...
+    def train_step(self, x: Float[Tensor, "n *shape"]) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        """Train on a minibatch.
 
-    @abc.abstractmethod
-    def _learn(self, x: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
-        """How new these were, and the loss; they are less new afterwards."""
+        Args:
+            x: Observations as one tensor.
 
-    @abc.abstractmethod
-    def _learned(self) -> dict[str, Tensor]:
-        """What learning goes on from, besides the network."""
+        Returns:
+            The bonus of each observation before the step, and the loss.
+        """
 
-    @abc.abstractmethod
-    def _relearned(self, tensors: dict[str, Tensor]) -> None: ...
+    def prepare_training(self) -> None:  # noqa: B027  (optional)
+        """Make what training needs, such as an optimiser. `self.networks` is on its device by then."""
+
+    def learning_state(self) -> dict[str, Tensor]:
+        """Return the tensors that training needs to resume, besides the networks.
+
+        Returns:
+            Tensors by name.
+        """
+        return {}
+
+    def load_learning_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `learning_state` returned.
+
+        Args:
+            tensors: Tensors by name.
+
+        Raises:
+            FileError: The tensors do not fit this bonus.
+        """
+        if tensors:
+            raise FileError(f"bonus: {type(self).__name__} has no learning state.")
 
 
-class _Distilled(Bonus, abc.ABC):
-    """A bonus whose networks learn by Adam.
+class GradientBonus(Bonus, abc.ABC):
+    """Base class of the bonuses whose networks are trained by Adam.
 
-    With `reset_every`, the networks start anew after that many observations, against the drift of long streams; the
-    random target, the standardisation and the running scale stay.
+    Args:
+        lr: Learning rate.
+        channels: Channels of the convolution stages; used for images only.
+        hidden: Widths of the hidden layers.
+        outputs: Number of outputs of the networks.
+        reset_every: Number of observations after which the trained networks get new weights, for streams that drift;
+            0 never resets. The random networks, the standardisation and the running moments stay.
+        **kwargs: Arguments of `Bonus`.
+
+    Raises:
+        InputError: An argument is out of range, or the device is not available.
     """
 
     def __init__(
@@ -207,145 +300,198 @@ class _Distilled(Bonus, abc.ABC):
         hidden: Sequence[int] = HIDDEN,
         outputs: int = OUTPUTS,
         reset_every: int = 0,
-        **how: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**how)
-        if not 0 < lr < float("inf"):
-            raise InputError(f"lr: must be positive (got {lr})")
-        if reset_every < 0:
-            raise InputError(f"reset_every: must be at least 0 (got {reset_every})")
-        self.lr, self.channels, self.hidden, self.outputs = lr, tuple(channels), tuple(hidden), outputs
-        self.reset_every, self._learned_from = reset_every, 0
+        super().__init__(**kwargs)
+        self.lr = check_number(lr, "lr")
+        self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
+        self.outputs = check_integer(outputs, "outputs", 1, MAX_SIZE)
+        self.reset_every = check_integer(reset_every, "reset_every", 0)
+        self._trained_on = 0  # observations
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         names = ("lr", "channels", "hidden", "outputs", "reset_every")
-        return {**super()._settings(), **{name: getattr(self, name) for name in names}}
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
-    def _sizes(self) -> dict[str, Any]:
-        return {"channels": self.channels, "hidden": self.hidden, "outputs": self.outputs, "first": self.first}
+    def compute_values(self, x: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        return self.networks.value(x)
 
-    def _ready(self) -> None:
-        self._networks: Any = self._module["networks"]
-        self._own = [p for p in self._networks.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.Adam(self._own, lr=self.lr)
-
-    def _reset(self) -> None:
-        """Start the trained networks and their optimiser anew; the random target, standardisation and scale stay."""
-        self._networks.reset(reset_generator(self.seed, self._learned_from // self.reset_every))
-        self._optimiser.state.clear()
-
-    def _value(self, x: Tensor) -> Tensor:
-        return self._networks.value(x)
-
-    def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        before, self._learned_from = self._learned_from, self._learned_from + len(x)
-        if self.reset_every and before // self.reset_every < self._learned_from // self.reset_every:
-            self._reset()
-        x = x if len(x) > 1 else x.repeat_interleave(2, 0)  # CSD's loss is over pairs
-        uniforms = torch.rand(len(x), self._networks.uniforms, generator=self._chance).to(self.device)
+    def train_step(self, x: Float[Tensor, "n *shape"]) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        before, self._trained_on = self._trained_on, self._trained_on + len(x)
+        if self.reset_every and before // self.reset_every < self._trained_on // self.reset_every:
+            self.networks.reset(reset_generator(self.seed, self._trained_on // self.reset_every))
+            self._optimiser.state.clear()
+        pairs = x if len(x) > 1 else x.repeat_interleave(2, 0)  # the loss of CSD is over pairs
+        uniforms = torch.rand(len(pairs), self.networks.uniforms, generator=self.generator).to(self.device)
         self._optimiser.zero_grad()
-        value, loss = self._networks.value_and_loss(x, uniforms)
+        values, loss = self.networks.value_and_loss(pairs, uniforms)
         loss.backward()
         self._optimiser.step()
-        return value, loss.detach()
+        return values[: len(x)], loss.detach()
 
-    def _learned(self) -> dict[str, Tensor]:
-        adam = {f"{i}.{key}": t for i, p in enumerate(self._own) for key, t in self._optimiser.state[p].items()}
-        return {**adam, "learned_from": torch.tensor(self._learned_from)}
+    def prepare_training(self) -> None:
+        self._trainable = [p for p in self.networks.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.Adam(self._trainable, lr=self.lr)
 
-    def _relearned(self, tensors: dict[str, Tensor]) -> None:
-        self._learned_from = int(tensors["learned_from"])
-        for i, parameter in enumerate(self._own):
-            own = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{i}.")}
-            moments = ("exp_avg", "exp_avg_sq")
-            if own and (set(own) != {"step", *moments} or any(own[m].shape != parameter.shape for m in moments)):
-                raise FileError("what Adam had learned is not that of these networks")
-            if own:
-                self._optimiser.state[parameter] = {n: t.to(self.device) if n in moments else t for n, t in own.items()}
+    def learning_state(self) -> dict[str, Tensor]:
+        tensors = {"trained_on": torch.tensor(self._trained_on)}
+        for i, parameter in enumerate(self._trainable):
+            tensors |= with_prefix(f"adam.{i}", self._optimiser.state[parameter])
+        return tensors
+
+    def load_learning_state(self, tensors: dict[str, Tensor]) -> None:
+        self._trained_on = int(tensors["trained_on"])
+        moments = ("exp_avg", "exp_avg_sq")
+        for i, parameter in enumerate(self._trainable):
+            state = under_prefix(f"adam.{i}", tensors)
+            if not state:
+                continue
+            if set(state) != {"step", *moments} or any(state[name].shape != parameter.shape for name in moments):
+                raise FileError(f"bonus: the optimiser's state does not fit parameter {i}.")
+            self._optimiser.state[parameter] = {
+                name: tensor.to(self.device) if name in moments else tensor for name, tensor in state.items()
+            }
 
 
 @final
-class CSDBonus(_Distilled):
-    """The variance of an infinite ensemble of networks trained on what was seen, as a share of what it was before, by
-    CSD: 1 − φ̄(x)ᵀψ̄(x) (Eq. 12 and 27, over the prior's variance).
+class CSDBonus(GradientBonus):
+    """Exploration bonus by CSD: the variance of an infinite ensemble trained on the observations so far.
 
-    Contexts are other views of images (perspective, flips, crops), and vectors with noise.
+    Its value is the share of the prior variance that remains, 1 − φ̄(x)ᵀψ̄(x) (Eq. 12 and 27). Contexts are augmented
+    frames for images (perspective, flip, crop), and vectors with noise.
+
+    Args:
+        lr: Learning rate of Adam; 0.001 by default.
+        channels: Channels of the convolution stages; used for images only. (16, 16, 32) by default.
+        hidden: Widths of the hidden layers; (256,) by default.
+        outputs: Number of outputs of φ and ψ; 256 by default.
+        reset_every: Number of observations after which φ and ψ get new weights, for streams that drift; 0, the default,
+            never resets. The random prior, the standardisation and the running moments stay.
+        **kwargs: Arguments of `Bonus`: normalise, keys, batch, passes, warmup, seed, device.
+
+    Raises:
+        InputError: An argument is out of range, or the device is not available.
     """
 
-    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return CSDNetworks(shape, generator, noise=NOISE, form="relative", **self._sizes())
+    def make_networks(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        return CSDNetworks(
+            shape, generator, channels=self.channels, hidden=self.hidden, outputs=self.outputs, noise=CONTEXT_NOISE,
+            form="relative", standardise=self.standardise,
+        )  # fmt: skip
 
 
 @final
-class RNDBonus(_Distilled):
-    """How badly a network predicts a random one (Burda et al., 2018)."""
+class RNDBonus(GradientBonus):
+    """Exploration bonus by random network distillation: the error of a network that predicts a random one.
 
-    share = False
+    The method is that of Burda et al. (2018).
 
-    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
-        return RNDNetworks(shape, generator, **self._sizes())
+    Args:
+        lr: Learning rate of Adam; 0.001 by default.
+        channels: Channels of the convolution stages; used for images only. (16, 16, 32) by default.
+        hidden: Widths of the predictor's hidden layers; (256,) by default.
+        outputs: Number of outputs of both networks; 256 by default.
+        reset_every: Number of observations after which the predictor gets new weights, for streams that drift; 0, the
+            default, never resets. The random network, the standardisation and the running moments stay.
+        **kwargs: Arguments of `Bonus`: normalise, keys, batch, passes, warmup, seed, device.
+
+    Raises:
+        InputError: An argument is out of range, or the device is not available.
+    """
+
+    is_relative = False
+
+    def make_networks(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+        return RNDNetworks(
+            shape, generator, channels=self.channels, hidden=self.hidden, outputs=self.outputs,
+            standardise=self.standardise,
+        )  # fmt: skip
 
 
 @final
 class LastLayerGPBonus(Bonus):
-    """√(λ φᵀ(ΦᵀΦ + λI)⁻¹φ) with unit vectors φ of a random network: the closed form, and nothing to be trained.
+    """Exploration bonus by a Gaussian process on random features, in closed form: √(λ φᵀ(ΦᵀΦ + λI)⁻¹φ).
 
-    Every direction of the `features` dimensions is new until it was seen about λ times; so a bonus fades as 1/√count.
+    The features φ are unit vectors from a random network. Along each of their dimensions the bonus stays near 1 until
+    there were about λ observations, and then falls as 1/√count. Nothing is trained by gradients.
+
+    Args:
+        ridge: λ, the noise variance of the process.
+        features: Number of features.
+        channels: Channels of the convolution stages; used for images only.
+        **kwargs: Arguments of `Bonus`: normalise, keys, batch, passes, warmup, seed, device.
+
+    Raises:
+        InputError: An argument is out of range, or the device is not available.
     """
 
     def __init__(
-        self, *, ridge: float = 1.0, features: int = 256, channels: Sequence[int] = CHANNELS, **how: Any
+        self, *, ridge: float = 1.0, features: int = 256, channels: Sequence[int] = CHANNELS, **kwargs: Any
     ) -> None:
-        super().__init__(**how)
-        if not 0 < ridge < float("inf") or features < 1:
-            raise InputError(f"the ridge must be positive and features at least 1, not {ridge} and {features}")
-        self.ridge, self.features, self.channels = ridge, features, tuple(channels)
+        super().__init__(**kwargs)
+        self.ridge, self.features = check_number(ridge, "ridge"), check_integer(features, "features", 1, MAX_SIZE)
+        self.channels = check_sizes(channels, "channels")
 
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "ridge": self.ridge, "features": self.features, "channels": self.channels}
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "ridge": self.ridge, "features": self.features, "channels": self.channels}
 
-    def _network(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
+    def make_networks(self, shape: tuple[int, ...], generator: Generator | None) -> nn.Module:
         net = random_network(shape, generator, channels=self.channels, hidden=(self.features,))
-        return Prior(self.first, net)
+        return Prior(self.standardise, net)
 
-    def _ready(self) -> None:
-        self._gram = torch.zeros(self.features, self.features, dtype=torch.float64, device=self.device)
-        self._factored()
+    def phi(self, x: Float[Tensor, "n *shape"]) -> Float[Tensor, "n features"]:
+        """Return the features, unit vectors in float64."""
+        return nn.functional.normalize(self.networks(x).double(), dim=1)
 
-    def _factored(self) -> None:
-        eye = torch.eye(self.features, dtype=torch.float64, device=self.device)
-        self._factor = torch.linalg.cholesky(self._gram + self.ridge * eye)
+    def compute_values(self, x: Float[Tensor, "n *shape"]) -> Float[Tensor, " n"]:
+        solution = torch.linalg.solve_triangular(self._cholesky, self.phi(x).T, upper=False)
+        return (self.ridge * solution.square().sum(0)).sqrt()
 
-    def _phi(self, x: Tensor) -> Tensor:
-        return nn.functional.normalize(self._module["networks"](x).double(), dim=1)
-
-    def _value(self, x: Tensor) -> Tensor:
-        solved = torch.linalg.solve_triangular(self._factor, self._phi(x).T, upper=False)
-        return (self.ridge * solved.square().sum(0)).sqrt()
-
-    def _learn(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        value, phi = self._value(x), self._phi(x)
+    def train_step(self, x: Float[Tensor, "n *shape"]) -> tuple[Float[Tensor, " n"], Float[Tensor, ""]]:
+        values, phi = self.compute_values(x), self.phi(x)
         self._gram += phi.T @ phi
-        self._factored()
-        return value, value.square().mean()
+        self._factorise()
+        return values, values.square().mean()
 
-    def _learned(self) -> dict[str, Tensor]:
+    def prepare_training(self) -> None:
+        self._gram = torch.zeros(self.features, self.features, dtype=torch.float64, device=self.device)
+        self._factorise()
+
+    def learning_state(self) -> dict[str, Tensor]:
         return {"gram": self._gram}
 
-    def _relearned(self, tensors: dict[str, Tensor]) -> None:
+    def load_learning_state(self, tensors: dict[str, Tensor]) -> None:
         self._gram.copy_(tensors["gram"])
-        self._factored()
+        self._factorise()
+
+    def _factorise(self) -> None:
+        """Compute the Cholesky factor of ΦᵀΦ + λI."""
+        eye = torch.eye(self.features, dtype=torch.float64, device=self.device)
+        self._cholesky = torch.linalg.cholesky(self._gram + self.ridge * eye)
+
+
+BONUSES: dict[str, type[Bonus]] = {kind.__name__: kind for kind in (CSDBonus, RNDBonus, LastLayerGPBonus)}
 
 
 def load(path: str | Path, *, device: str = "auto") -> Bonus:
-    """The bonus that `save` wrote; it goes on learning from there. A damaged file is refused by name."""
+    """Return the bonus that `Bonus.save` wrote; further updates continue from there.
+
+    Args:
+        path: File of a bonus.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Returns:
+        A `CSDBonus`, `RNDBonus` or `LastLayerGPBonus`.
+
+    Raises:
+        FileError: The file is damaged, of another kind, or of another version.
+    """
     path = Path(path)
     tensors, header = storage.load(path, KIND)
-    kinds = {kind.__name__: kind for kind in (CSDBonus, RNDBonus, LastLayerGPBonus)}
     try:
-        bonus = kinds[header["bonus"]](**header["settings"], device=device)
-        entries = [Entry(str(name), tuple(int(size) for size in shape)) for name, shape in header["entries"]]
-        bonus._restored(Form(tuple(entries)), tensors)
-    except Exception as error:  # whatever is wrong with it, it is refused by name
-        raise FileError(f"{path}: damaged, or made by another version ({type(error).__name__})") from None
+        bonus = BONUSES[header["bonus"]](**header["settings"], device=device)
+        entries = [ObservationEntry(str(name), tuple(int(size) for size in shape)) for name, shape in header["entries"]]
+        bonus.restore(entries, tensors)
+    except Exception as error:  # a damaged file can cause any error
+        raise FileError(f"{path}: damaged, or written by another version ({type(error).__name__})") from None
     return bonus

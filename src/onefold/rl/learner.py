@@ -13,25 +13,26 @@ from torch import Generator, Tensor
 
 from onefold.core.moments import DecayingMoments
 from onefold.core.rng import generators
+from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
 from onefold.rl.agents import Agent, Learning
 from onefold.rl.bonus_networks import (
     BonusNetworks,
     CSDNetworks,
-    bonus_networks,
     bonus_rewards,
+    fit_standardise,
+    make_bonus_networks,
     reset_generator,
-    standardise_by,
 )
 from onefold.rl.fused import fuse
-from onefold.rl.host import Host
 from onefold.rl.replay import Batch, Replay
+from onefold.rl.staging import StagingBuffer
 from onefold.rl.td import QNetwork, QOutputs, action_values, q_and_u, select, td_loss
 from onefold.rl.vector_env import Steps
 
 COMPILE_OPTIONS: dict[str, Any] = {"combo_kernels": True}  # merges the many small kernels that convert weights
-CENTRE_STACKS = 4096  # whose mean is the origin of the bonus's features
+CENTRE_STACKS = 4096  # stacks that determine the origin of centred features
 STATISTICS = (
     "loss", "bonus_loss", "bonus", "q_value", "u_value", "td_error", "per_weight", "q_clipped", "u_clipped",
     "grad_norm",
@@ -67,12 +68,12 @@ class Learner:
         weights, bonus_weights, noise = generators(seed, 3)
         self.online = QNetwork(agent, learning, shape, actions, weights).to(device)
         self.target = QNetwork(agent, learning, shape, actions, weights).to(device).requires_grad_(False)
-        self.bonus: Any = bonus_networks(agent, shape, actions, bonus_weights)
+        self.bonus: Any = make_bonus_networks(agent, shape, actions, bonus_weights)
         self.bonus = None if self.bonus is None else self.bonus.to(device)
         for module in (self.online, self.target, self.bonus):
             if module is not None and fused:
                 fuse(module, device)
-        self.scale = DecayingMoments().to(device)
+        self.bonus_moments = DecayingMoments().to(device)
         self.generator = Generator(device).manual_seed(noise.initial_seed())
         self.member = torch.zeros(environments, dtype=torch.int64, device=device)
         self.statistics = torch.zeros(len(STATISTICS) + 1, device=device)
@@ -87,7 +88,7 @@ class Learner:
         self._td_loss, self._bonus_rewards = fast(td_loss), fast(bonus_rewards)
         self._fetch = fast(self.replay.fetch)
         self._power_iteration = fast(self.online.trunk.power_iteration)
-        self._host = Host(environments, frame, dtype, device)
+        self._steps = StagingBuffer(environments, frame, dtype, device)
         uniforms = 1 + (0 if self.bonus is None else self.bonus.uniforms)
         self._uniforms = torch.zeros(learning.batch_size, uniforms, device=device)
         self._action_uniforms = torch.zeros(environments, 3, device=device)
@@ -129,7 +130,7 @@ class Learner:
         """
         if self._actions_ready is not None:
             self._actions_ready.wait()
-        self._host.take(steps)
+        self._steps.copy(steps)
         self._action_uniforms.uniform_(generator=self.generator)
         self._run_add()
         if self._actor_stream is not None:
@@ -165,7 +166,7 @@ class Learner:
 
     @torch.no_grad()
     def reset_bonus(self, index: int) -> None:
-        """Start the bonus networks and their optimiser anew; φ₀, the standardisation and the running scale stay."""
+        """Start the bonus networks and their optimiser anew; φ₀, the standardisation and the running moments stay."""
         self.bonus.reset(reset_generator(self.seed, index))
         for state in self.optimisers[1].state.values():
             for tensor in state.values():
@@ -195,33 +196,26 @@ class Learner:
 
     def networks(self) -> dict[str, Tensor]:
         """Return the weights needed to act."""
-        return {f"online.{name}": tensor for name, tensor in self.online.state_dict().items()}
+        return with_prefix("online", self.online.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that the next step depends on, except the replay."""
         if self._actions_ready is not None:
             self._actions_ready.synchronize()
-        tensors = self.networks()
-        tensors |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
-        tensors |= {f"scale.{name}": tensor for name, tensor in self.scale.state_dict().items()}
-        tensors |= {"member": self.member, "generator": self.generator.get_state()}
+        tensors = {"member": self.member, "generator": self.generator.get_state()}
         tensors |= {"updates": torch.tensor(self.updates), "statistics": self.statistics}
-        if self.bonus is not None:
-            tensors |= {f"bonus.{name}": tensor for name, tensor in self.bonus.state_dict().items()}
+        for prefix, module in self._modules().items():
+            tensors |= with_prefix(prefix, module.state_dict())
         for i, (optimiser, parameter) in enumerate(self._trained()):
-            tensors |= {f"adam.{i}.{key}": value for key, value in optimiser.state[parameter].items()}
+            tensors |= with_prefix(f"adam.{i}", optimiser.state[parameter])
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `tensors()` of a learner with the same settings, on the same kind of device."""
         if tensors["generator"].shape != self.generator.get_state().shape:
             raise FileError("cannot resume a GPU run on the CPU (or the reverse). Resume it on the same kind of device")
-        modules = {"online": self.online, "target": self.target, "scale": self.scale, "bonus": self.bonus}
-        for prefix, module in modules.items():
-            if module is not None:
-                start = f"{prefix}."
-                state = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-                module.load_state_dict(state)
+        for prefix, module in self._modules().items():
+            module.load_state_dict(under_prefix(prefix, tensors))
         self._sync_actor()
         self.member.copy_(tensors["member"])
         self.statistics.copy_(tensors["statistics"])
@@ -229,29 +223,33 @@ class Learner:
         self.updates = int(tensors["updates"])
         self._host_actions.copy_(self.replay.actions[int(self.replay.head) % self.replay.length])
         for i, (optimiser, parameter) in enumerate(self._trained()):
-            start = f"adam.{i}."
-            state = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+            state = under_prefix(f"adam.{i}", tensors)
             optimiser.state[parameter] = {key: _place_like(value, parameter) for key, value in state.items()}
 
     def _standardise_bonus_inputs(self) -> None:
         """Fix the standardisation of the bonus's inputs, and the origin of centred features, by the replay so far."""
         frames = self.replay.frames[: int(self.replay.head) + 1].flatten(0, 1)
         inputs = _state_actions(frames, self.actions) if self.agent.optimistic else _as_float(frames)
-        standardise_by(self.bonus.first, inputs)
+        fit_standardise(self.bonus.standardise, inputs)
         if isinstance(self.bonus, CSDNetworks) and self.agent.bonus_form == "centred":
             evenly = torch.full((CENTRE_STACKS,), 0.5, device=self.device)
-            self.bonus.centre_on(_as_float(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
+            self.bonus.set_centre(_as_float(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """Return the modules whose state a checkpoint contains, by prefix."""
+        modules: dict[str, Any] = {"online": self.online, "target": self.target, "bonus_moments": self.bonus_moments}
+        return modules if self.bonus is None else {**modules, "bonus": self.bonus}
 
     def _trained(self) -> list[tuple[torch.optim.Adam, Tensor]]:
         """Return every trained parameter with its optimiser."""
         return [(optimiser, p) for optimiser in self.optimisers for p in optimiser.param_groups[0]["params"]]
 
     def _add_to_replay(self) -> None:
-        self.replay.add(self._host.frames, self._host.rewards, *self._host.flags)
+        self.replay.add(self._steps.frames, self._steps.rewards, *self._steps.flags)
 
     @torch.no_grad()
     def _select_actions(self) -> None:
-        began, members = self._host.flags[2], max(1, self.agent.members)
+        began, members = self._steps.flags[2], max(1, self.agent.members)
         new_member = (self._action_uniforms[:, 0] * members).long()
         self.member.copy_(torch.where(began, new_member, self.member))
         stacks = self.replay.newest()
@@ -277,7 +275,7 @@ class Learner:
             bonus_weight = self.agent.bonus_weight.at(self.frames)
             rewards = batch.rewards[None]
             if self.bonus is not None:
-                rewards = self._bonus_rewards(self.agent, self.scale, bonus, bonus_weight, batch.rewards)
+                rewards = self._bonus_rewards(self.agent, self.bonus_moments, bonus, bonus_weight, batch.rewards)
             next_bonus = self._action_bonus(batch.next_states) if self.agent.optimistic else None
             u_share = (self.frames >= self.learning.bonus_learning_starts).float()
             td = self._td_loss(

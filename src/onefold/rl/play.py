@@ -13,8 +13,8 @@ from onefold.core import storage
 from onefold.core.batches import check_seed
 from onefold.core.rng import generators
 from onefold.errors import FileError, InputError, warn
+from onefold.rl.compression import decompress
 from onefold.rl.env_table import inspect_spaces
-from onefold.rl.light import unpacked
 from onefold.rl.loop import GOAL_REWARD
 from onefold.rl.registry import DOOM_VARIANTS, find_environment, has_goal
 from onefold.rl.run_folder import NETWORKS, NETWORKS_KIND
@@ -58,7 +58,7 @@ class Player:
             shape = self.run.learning.replay.shape(self.form.frame)
             weights, *_ = generators(self.run.seed, 3)
             self.network = QNetwork(self.run.agent, self.run.learning, shape, self.form.actions, weights)
-            own = {name.removeprefix("online."): tensor for name, tensor in unpacked(tensors).items()}
+            own = {name.removeprefix("online."): tensor for name, tensor in decompress(tensors).items()}
             given = {name: t for name, t in self.network.state_dict().items() if name.startswith("prior.")}
             self.network.load_state_dict({**given, **own})  # priors come from the seed
         except (KeyError, RuntimeError, TypeError, InputError) as error:  # sizes that do not fit the world

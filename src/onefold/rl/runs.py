@@ -19,8 +19,8 @@ from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.signals import interruptible
 from onefold.errors import FileError, InputError, warn
+from onefold.rl.compression import compress
 from onefold.rl.learner import Learner
-from onefold.rl.light import packed
 from onefold.rl.loop import GOAL_REWARD, LoopStep, TrainingLoop
 from onefold.rl.play import single_thread
 from onefold.rl.registry import find_environment, has_goal
@@ -135,7 +135,7 @@ class TrainingRun:
                     raise KeyboardInterrupt
 
     def _save_networks(self) -> None:
-        light = packed(self.learner.networks())
+        light = compress(self.learner.networks())
         storage.save(
             self.folder.path / NETWORKS, NETWORKS_KIND, light, {"run": plain(self.run), "frames": self.loop.frames}
         )
@@ -153,7 +153,7 @@ class TrainingRun:
         row: dict[str, Any] = dict.fromkeys(PROGRESS_COLUMNS, 0.0)
         reached = means[1] if has_goal(self.run.environment) else float("nan")
         row |= {"return": means[0], "success": reached, "length": means[2], "frames_per_second": speed}
-        row |= {"bonus_std": float(self.learner.scale.std()), "seconds": self.seconds} | self.learner.report()
+        row |= {"bonus_std": float(self.learner.bonus_moments.std()), "seconds": self.seconds} | self.learner.report()
         row = {name: float(f"{value:.6g}") for name, value in row.items()}
         return row | {"frames": frames, "episodes": self.episodes, "worker_restarts": self._replaced()}
 

@@ -1,4 +1,4 @@
-"""Exploration bonuses inside stable-baselines3: a callback for PPO and A2C, replay buffers for DQN, SAC and TD3.
+"""Exploration bonuses in stable-baselines3: a callback for PPO and A2C, replay buffers for DQN, SAC and TD3.
 
 model = PPO("MlpPolicy", env)
 model.learn(1_000_000, callback=IntrinsicCallback(CSDBonus(), beta=0.1))
@@ -8,15 +8,17 @@ model = DQN("MlpPolicy", env, replay_buffer_class=IntrinsicReplayBuffer,
 model.learn(100_000)
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from onefold.core.arguments import check_integer, check_number
 from onefold.errors import InputError, MissingExtraError
-from onefold.rl.bonus import Curious, check_bonus
-from onefold.rl.observations import copied, joined
+from onefold.rl.bonus import BonusLike, check_bonus
+from onefold.rl.observations import Observations, concatenate_observations, copy_observations
 
 try:
     from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer, ReplayBuffer, RolloutBuffer
@@ -27,144 +29,192 @@ except ImportError:
 
 
 class IntrinsicCallback(BaseCallback):
-    """For on-policy algorithms: after a rollout, `beta` times the bonus of what a step led to is added to its reward,
-    advantages and returns are computed anew, and the bonus learns from the rollout.
+    """Callback for on-policy algorithms (PPO, A2C) that adds an exploration bonus to the rewards.
 
-    What is logged of episodes stays the environment's own reward. `intrinsic/bonus`, `intrinsic/loss` go to the logger.
+    After each rollout it adds `beta` times the bonus of each step's next observation to the reward, recomputes
+    advantages and returns, and updates the bonus. Episode statistics in the log keep the rewards of the environment.
+    The log gets `intrinsic/bonus` and `intrinsic/loss`.
+
+    Args:
+        bonus: An object with `__call__` and `update`, such as `CSDBonus()`.
+        beta: Weight of the bonus in the reward.
+        verbose: Verbosity of stable-baselines3's callbacks: 0, 1 or 2.
+
+    Raises:
+        InputError: `bonus` has no `__call__` or `update`, `beta` is not finite, or the algorithm has no rollout buffer.
     """
 
-    def __init__(self, bonus: Curious, *, beta: float = 0.01, verbose: int = 0) -> None:
+    def __init__(self, bonus: BonusLike, *, beta: float = 0.01, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.bonus, self.beta = check_bonus(bonus), _checked(beta)
-        self._reached: list[Any] = []
+        self.bonus, self.beta = check_bonus(bonus), check_number(beta, "beta", -np.inf)
+        self._next_observations: list[Observations] = []
 
     def _init_callback(self) -> None:
         if not isinstance(getattr(self.model, "rollout_buffer", None), RolloutBuffer):
-            raise InputError("IntrinsicCallback is for PPO and A2C; DQN, SAC and TD3 take an IntrinsicReplayBuffer")
+            raise InputError(
+                f"IntrinsicCallback: {type(self.model).__name__} has no rollout buffer. Use IntrinsicReplayBuffer for "
+                "DQN, SAC and TD3."
+            )
 
     def _on_rollout_start(self) -> None:
-        self._reached.clear()
+        self._next_observations.clear()
 
     def _on_step(self) -> bool:
-        reached = copied(self.locals["new_obs"])
-        for i in np.flatnonzero(self.locals["dones"]):
+        observations = copy_observations(self.locals["new_obs"])
+        for i in np.flatnonzero(self.locals["dones"]):  # these environments were reset: use their last observation
             last = self.locals["infos"][i].get("terminal_observation")
             if last is not None:
-                _place(reached, i, last)
-        self._reached.append(reached)
+                _replace_row(observations, int(i), last)
+        self._next_observations.append(observations)
         return True
 
     def _on_rollout_end(self) -> None:
         buffer: RolloutBuffer | DictRolloutBuffer = self.locals["rollout_buffer"]
-        reached = joined(self._reached)
-        self._reached.clear()
-        news = self.bonus(reached).cpu().numpy()
-        loss = self.bonus.update(reached)
-        buffer.rewards += self.beta * news.reshape(buffer.rewards.shape)
+        observations = concatenate_observations(self._next_observations)
+        self._next_observations.clear()
+        bonuses = self.bonus(observations).cpu().numpy()
+        loss = self.bonus.update(observations)
+        buffer.rewards += self.beta * bonuses.reshape(buffer.rewards.shape)
         buffer.compute_returns_and_advantage(last_values=self.locals["values"], dones=self.locals["dones"])
-        self.logger.record("intrinsic/bonus", float(news.mean()))
+        self.logger.record("intrinsic/bonus", float(bonuses.mean()))
         self.logger.record("intrinsic/loss", loss)
 
 
 class IntrinsicReplayBuffer(ReplayBuffer):
-    """For off-policy algorithms: rewards get `beta` times the bonus when they are sampled, so that it is never stale,
-    and the bonus learns from what was sampled.
+    """Replay buffer for off-policy algorithms (DQN, SAC, TD3) that adds an exploration bonus to sampled rewards.
 
-    With `n_steps` of 2 or more, returns are of n steps, as those of stable-baselines3's NStepReplayBuffer. Every step
-    of the window has the bonus of where it led, discounted by `gamma`, which must be the algorithm's. The bonus learns
-    from the first step of each window, so that it learns as quickly as with one step.
+    The bonus is computed when a transition is sampled, so it is always current. Each sample also updates the bonus.
+
+    With `n_steps` > 1, returns are those of stable-baselines3's `NStepReplayBuffer`, and each step of a window adds the
+    discounted bonus of its next observation. Only the first step of a window updates the bonus, so that it learns at
+    the same rate as with one step.
+
+    Args:
+        *args: Arguments of `ReplayBuffer`; the algorithm passes them.
+        bonus: An object with `__call__` and `update`, such as `CSDBonus()`.
+        beta: Weight of the bonus in the reward.
+        n_steps: Steps of a return.
+        gamma: Discount of the returns; must equal the algorithm's. Used if `n_steps` > 1.
+        **kwargs: Keyword arguments of `ReplayBuffer`; the algorithm passes them.
+
+    Raises:
+        InputError: `bonus` has no `__call__` or `update`; `beta`, `n_steps` or `gamma` is out of range; or
+            `optimize_memory_usage` is used with `n_steps` > 1.
     """
 
     def __init__(
-        self, *args: Any, bonus: Curious, beta: float = 1.0, n_steps: int = 1, gamma: float = 0.99, **how: Any
+        self, *args: Any, bonus: BonusLike, beta: float = 1.0, n_steps: int = 1, gamma: float = 0.99, **kwargs: Any
     ) -> None:
-        super().__init__(*args, **how)
-        self.bonus, self.beta = check_bonus(bonus), _checked(beta)
-        self.n_steps, self.gamma = _checked_window(n_steps, gamma)
+        super().__init__(*args, **kwargs)
+        self.bonus, self.beta = check_bonus(bonus), check_number(beta, "beta", -np.inf)
+        self.n_steps, self.gamma = check_integer(n_steps, "n_steps"), check_number(gamma, "gamma", 0, 1, closed="both")
         if self.n_steps > 1 and self.optimize_memory_usage:
-            raise InputError("n_steps: returns of several steps need optimize_memory_usage=False")
+            raise InputError(f"n_steps: {n_steps} needs optimize_memory_usage=False. Pass it, or use n_steps=1.")
 
     def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
-        if self.n_steps > 1:
-            return ReplayBufferSamples(*_n_step_samples(self, batch_inds, env))
-        return _rewarded(super()._get_samples(batch_inds, env), self.bonus, self.beta)
+        if self.n_steps == 1:
+            return _add_bonus(super()._get_samples(batch_inds, env), self.bonus, self.beta)
+        return ReplayBufferSamples(
+            *_n_step_samples(
+                self,
+                batch_inds,
+                lambda part: self._normalize_obs(part, env),
+                lambda part: self._normalize_reward(part, env),
+            )
+        )
 
 
 class IntrinsicDictReplayBuffer(DictReplayBuffer):
-    """The same for observations that are dicts."""
+    """`IntrinsicReplayBuffer` for dict observations.
+
+    Args:
+        *args: Arguments of `DictReplayBuffer`; the algorithm passes them.
+        bonus: An object with `__call__` and `update`, such as `CSDBonus()`.
+        beta: Weight of the bonus in the reward.
+        n_steps: Steps of a return.
+        gamma: Discount of the returns; must equal the algorithm's. Used if `n_steps` > 1.
+        **kwargs: Keyword arguments of `DictReplayBuffer`; the algorithm passes them.
+
+    Raises:
+        InputError: `bonus` has no `__call__` or `update`, or `beta`, `n_steps` or `gamma` is out of range.
+    """
 
     def __init__(
-        self, *args: Any, bonus: Curious, beta: float = 1.0, n_steps: int = 1, gamma: float = 0.99, **how: Any
+        self, *args: Any, bonus: BonusLike, beta: float = 1.0, n_steps: int = 1, gamma: float = 0.99, **kwargs: Any
     ) -> None:
-        super().__init__(*args, **how)
-        self.bonus, self.beta = check_bonus(bonus), _checked(beta)
-        self.n_steps, self.gamma = _checked_window(n_steps, gamma)
+        super().__init__(*args, **kwargs)
+        self.bonus, self.beta = check_bonus(bonus), check_number(beta, "beta", -np.inf)
+        self.n_steps, self.gamma = check_integer(n_steps, "n_steps"), check_number(gamma, "gamma", 0, 1, closed="both")
 
     def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.n_steps > 1:
-            return DictReplayBufferSamples(*_n_step_samples(self, batch_inds, env))
-        return _rewarded(super()._get_samples(batch_inds, env), self.bonus, self.beta)
+        if self.n_steps == 1:
+            return _add_bonus(super()._get_samples(batch_inds, env), self.bonus, self.beta)
+        return DictReplayBufferSamples(
+            *_n_step_samples(
+                self,
+                batch_inds,
+                lambda part: self._normalize_obs(part, env),
+                lambda part: self._normalize_reward(part, env),
+            )
+        )
 
 
-def _rewarded(samples: Any, bonus: Curious, beta: float) -> Any:
-    news = bonus(samples.next_observations)
+def _add_bonus(samples: Any, bonus: BonusLike, beta: float) -> Any:
+    """Return one-step samples with the bonus added to their rewards, and update the bonus."""
+    bonuses = bonus(samples.next_observations)
     bonus.update(samples.next_observations)
-    return samples._replace(rewards=samples.rewards + beta * news[:, None].to(samples.rewards))
+    return samples._replace(rewards=samples.rewards + beta * bonuses[:, None].to(samples.rewards))
 
 
-def _n_step_samples(buffer: Any, times: np.ndarray, env: Any) -> tuple[Any, ...]:
-    """Return the fields of stable-baselines3's samples for windows that begin at `times`, in environments by chance.
+def _n_step_samples(
+    buffer: IntrinsicReplayBuffer | IntrinsicDictReplayBuffer,
+    times: Int[np.ndarray, " n"],
+    normalise_observations: Callable[[Any], Any],
+    normalise_rewards: Callable[[Any], Any],
+) -> tuple[Any, ...]:
+    """Return the fields of stable-baselines3's samples for windows that start at `times`, in random environments.
 
-    A window ends with n steps, with its episode, or with the newest step. Σ_k γᵏ (r_k + β b(s_{k+1})) is its reward, γᵐ
-    the discount after its m steps.
+    A window ends after n steps, with its episode, or at the newest step. Its reward is Σ_k γᵏ (r_k + β b(s_{k+1})), and
+    its discount γᵐ for m steps.
     """
     count, n = len(times), buffer.n_steps
     envs = np.random.randint(0, buffer.n_envs, size=count)  # noqa: NPY002  (stable-baselines3's generator)
     window, columns = (times[:, None] + np.arange(n)) % buffer.buffer_size, np.tile(envs[:, None], n)
     dones, timeouts = buffer.dones[window, columns] > 0, buffer.timeouts[window, columns] > 0
     ends = dones | timeouts | (window == (buffer.pos - 1) % buffer.buffer_size)
-    within = np.cumsum(ends, 1) - ends == 0  # up to the first end, and with it
-    steps = within.sum(1)
+    in_window = np.cumsum(ends, 1) - ends == 0  # up to and including the first end
+    steps = in_window.sum(1)
 
-    def observed(source: Any, at: np.ndarray, who: np.ndarray) -> Any:
+    def observations(source: Any, time: np.ndarray, env: np.ndarray) -> Any:
         if isinstance(source, dict):
-            parts = buffer._normalize_obs({name: part[at, who] for name, part in source.items()}, env)
+            parts = normalise_observations({name: part[time, env] for name, part in source.items()})
             return {name: buffer.to_torch(part) for name, part in parts.items()}
-        return buffer.to_torch(buffer._normalize_obs(source[at, who], env))
+        return buffer.to_torch(normalise_observations(source[time, env]))
 
-    news = torch.zeros(count, n, device=buffer.device)
-    news[torch.from_numpy(within).to(buffer.device)] = buffer.bonus(
-        observed(buffer.next_observations, window[within], columns[within])
-    ).to(news)
-    buffer.bonus.update(observed(buffer.next_observations, times, envs))
+    bonuses = torch.zeros(count, n, device=buffer.device)
+    bonuses[torch.from_numpy(in_window).to(buffer.device)] = buffer.bonus(
+        observations(buffer.next_observations, window[in_window], columns[in_window])
+    ).to(bonuses)
+    buffer.bonus.update(observations(buffer.next_observations, times, envs))
     powers = buffer.gamma ** np.arange(n + 1, dtype=np.float32)
-    rewards = buffer._normalize_reward(buffer.rewards[window, columns], env)
-    returns = buffer.to_torch((rewards * powers[:n] * within).sum(1, keepdims=True))
-    returns += buffer.beta * (news * buffer.to_torch(powers[:n])).sum(1, keepdim=True)
+    rewards = normalise_rewards(buffer.rewards[window, columns])
+    returns = buffer.to_torch((rewards * powers[:n] * in_window).sum(1, keepdims=True))
+    returns += buffer.beta * (bonuses * buffer.to_torch(powers[:n])).sum(1, keepdim=True)
     last = np.arange(count), steps - 1
     return (
-        observed(buffer.observations, times, envs),
+        observations(buffer.observations, times, envs),
         buffer.to_torch(buffer.actions[times, envs]),
-        observed(buffer.next_observations, window[last], envs),
+        observations(buffer.next_observations, window[last], envs),
         buffer.to_torch((dones & ~timeouts)[last][:, None].astype(np.float32)),
         returns,
         buffer.to_torch(powers[steps][:, None]),
     )
 
 
-def _checked_window(n_steps: int, gamma: float) -> tuple[int, float]:
-    return check_integer(n_steps, "n_steps"), check_number(gamma, "gamma", 0, 1, closed="both")
-
-
-def _checked(beta: float) -> float:
-    if not np.isfinite(beta):
-        raise InputError(f"beta is a number, not {beta}")
-    return float(beta)
-
-
-def _place(observations: Any, i: Any, last: Any) -> None:
+def _replace_row(observations: Observations, row: int, observation: Any) -> None:
+    """Replace one row of a batch of observations in place."""
     if isinstance(observations, dict):
         for name, part in observations.items():
-            part[i] = last[name]
+            part[row] = observation[name]
     else:
-        observations[i] = last
+        observations[row] = observation

@@ -125,6 +125,13 @@ def test_every_experiment_is_listed_with_its_title() -> None:
     assert [int(number) for number, *_ in rows] == list(range(1, len(pages) + 1))
 
 
+def test_every_experiment_has_the_five_parts() -> None:
+    expected = ["Question", "Setup", "Commit", "Result", "Decision"]
+    for path in sorted((DOCS / "experiments").glob("[0-9]*.md")):
+        parts = re.findall(r"^\*\*(\w+)\.\*\*\s+\S", path.read_text("utf-8"), re.M)
+        assert parts == expected, path.name
+
+
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")

@@ -130,6 +130,7 @@ def options() -> dict[str, dict[str, str]]:
     for command in COMMANDS:
         with mock.patch.dict(os.environ, COLUMNS="1000"):
             lines = [line.strip("│ ") for line in run(*command.split(), "--help").splitlines()]
+        lines = [line for line in lines if not line.endswith(" options")]  # titles of groups
         entries = re.split(r"(?:^|\n)(?=-)", "\n".join(lines))
         listed[command] = {}
         for entry in entries:

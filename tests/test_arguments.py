@@ -26,7 +26,7 @@ def test_integers_of_any_library(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, 4, 2.0, 2.5, "2", True, None, float("nan"), [2], 10**1000])
 def test_what_is_no_integer_within_bounds(value: Any) -> None:
-    with pytest.raises(InputError, match="k must be an integer from 1 to 3") as error:
+    with pytest.raises(InputError, match="k: must be an integer from 1 to 3") as error:
         arguments.check_integer(value, "k", 1, 3)
     assert len(str(error.value)) < 120
 
@@ -43,53 +43,53 @@ def test_numbers_and_their_bounds(value: Any, closed: Any, good: bool) -> None:
     if good:
         assert arguments.check_number(value, "rate", 0, 1, closed) == float(value)
     else:
-        with pytest.raises(InputError, match="rate must be a number in"):
+        with pytest.raises(InputError, match="rate: must be a number in"):
             arguments.check_number(value, "rate", 0, 1, closed)
 
 
 def test_infinity_is_no_number() -> None:
-    with pytest.raises(InputError, match="half_life must be a positive number, not inf"):
+    with pytest.raises(InputError, match="half_life: must be a positive number, not inf"):
         arguments.check_number(float("inf"), "half_life")
     with pytest.raises(InputError, match="positive number"):
         arguments.check_number(10**1000, "half_life")
 
 
 CALLS = {
-    "KNN(k=2.5)": "k must be an integer from 1 to 50,000, not 2.5",
-    "KNN(k='3')": "k must be an integer from 1 to 50,000, not '3'",
-    "KNN(k=6, bank=5)": "k must be an integer from 1 to 5, not 6",
-    "KNN(bank=0)": "bank must be an integer of at least 1, not 0",
-    "LastLayerGP(noise=-1)": "noise must be a positive number, not -1",
-    "LastLayerGP(width=True)": "width must be an integer from 1 to 131,072, not True",
-    "LastLayerGP(score='entropy')": "score must be one of combined, variance, relative, not 'entropy'",
-    "CSD(score='entropy')": "score must be one of combined, variance, relative, not 'entropy'",
-    "CSD(augment=2)": "augment must be a number in [0, 1], not 2",
-    "CSD(recipe=1000)": "recipe must be of class Recipe, not 1000",
-    "CSD(architecture={1: 2})": "architecture must be of class Architecture, not a dict",
-    "CSD(seed=-1)": "seed must be an integer from 0 to 4,294,967,295, not -1",
-    "CSD(device=3)": "device 3 is unknown. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.",
-    "DeepEnsemble(hidden=3)": "hidden must be at most 64 layer sizes, as (256, 256), not 3",
-    "DeepEnsemble(score='relative')": "score must be one of mutual_information, entropy, variance, not 'relative'",
-    "DeepEnsemble(members=1)": "members must be an integer of at least 2, not 1",
-    "RND(hidden=(0,))": "every size in hidden must be an integer from 1 to 1,048,576, not 0",
-    "RND(width=-1)": "width must be an integer from 1 to 1,048,576, not -1",
-    "MCDropout(channels='ab')": "channels must be at most 64 layer sizes, as (256, 256), not 'ab'",
-    "MCDropout(augment='blurs')": "augment must be one of none, crops, flips, not 'blurs'",
-    "MCDropout(rate=1.5)": "rate must be a number in (0, 1), not 1.5",
-    "Laplace(samples=10**6)": "samples must be an integer from 2 to 1,000, not 1000000",
-    "Laplace(prior_precision=float('nan'))": "prior_precision must be a positive number, not nan",
-    "Laplace(score='anger')": "score must be one of mutual_information, entropy, variance, not 'anger'",
-    "SGMCMC(momentum=1)": "momentum must be a number in [0, 1), not 1",
-    "Energy(nn.Linear(2, 2), temperature=0)": "temperature must be a positive number, not 0",
+    "KNN(k=2.5)": "k: must be an integer from 1 to 50,000, not 2.5",
+    "KNN(k='3')": "k: must be an integer from 1 to 50,000, not '3'",
+    "KNN(k=6, bank=5)": "k: must be an integer from 1 to 5, not 6",
+    "KNN(bank=0)": "bank: must be an integer of at least 1, not 0",
+    "LastLayerGP(noise=-1)": "noise: must be a positive number, not -1",
+    "LastLayerGP(width=True)": "width: must be an integer from 1 to 131,072, not True",
+    "LastLayerGP(score='entropy')": "score: must be one of combined, variance, relative, not 'entropy'",
+    "CSD(score='entropy')": "score: must be one of combined, variance, relative, not 'entropy'",
+    "CSD(augment=2)": "augment: must be a number in [0, 1], not 2",
+    "CSD(recipe=1000)": "recipe: must be of class Recipe, not 1000",
+    "CSD(architecture={1: 2})": "architecture: must be of class Architecture, not a dict",
+    "CSD(seed=-1)": "seed: must be an integer from 0 to 4,294,967,295, not -1",
+    "CSD(device=3)": "device: 3 is unknown. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.",
+    "DeepEnsemble(hidden=3)": "hidden: must be at most 64 layer sizes, as (256, 256), not 3",
+    "DeepEnsemble(score='relative')": "score: must be one of mutual_information, entropy, variance, not 'relative'",
+    "DeepEnsemble(members=1)": "members: must be an integer of at least 2, not 1",
+    "RND(hidden=(0,))": "hidden[0]: must be an integer from 1 to 1,048,576, not 0",
+    "RND(width=-1)": "width: must be an integer from 1 to 1,048,576, not -1",
+    "MCDropout(channels='ab')": "channels: must be at most 64 layer sizes, as (256, 256), not 'ab'",
+    "MCDropout(augment='blurs')": "augment: must be one of none, crops, flips, not 'blurs'",
+    "MCDropout(rate=1.5)": "rate: must be a number in (0, 1), not 1.5",
+    "Laplace(samples=10**6)": "samples: must be an integer from 2 to 1,000, not 1000000",
+    "Laplace(prior_precision=float('nan'))": "prior_precision: must be a positive number, not nan",
+    "Laplace(score='anger')": "score: must be one of mutual_information, entropy, variance, not 'anger'",
+    "SGMCMC(momentum=1)": "momentum: must be a number in [0, 1), not 1",
+    "Energy(nn.Linear(2, 2), temperature=0)": "temperature: must be a positive number, not 0",
     "Energy(object())": "the model is not a PyTorch model (object). Pass a torch.nn.Module or a torch.export program.",
-    "distil.Architecture(pairs='some')": "pairs must be one of all, random, not 'some'",
+    "distil.Architecture(pairs='some')": "pairs: must be one of all, random, not 'some'",
     "distil.Architecture(hidden=(2**21,))": (
-        "every size in hidden must be an integer from 1 to 1,048,576, not 2097152"
+        "hidden[0]: must be an integer from 1 to 1,048,576, not 2097152"
     ),
-    "Recipe(steps='3')": "steps must be an integer of at least 1, not '3'",
-    "Recipe(steps=10, warmup=10)": "warmup must be an integer from 0 to 9, not 10",
-    "load('a\\0b')": "path must be the name of a file, not 'a\\x00b'",
-    "load(3)": "path must be text or a path, not 3",
+    "Recipe(steps='3')": "steps: must be an integer of at least 1, not '3'",
+    "Recipe(steps=10, warmup=10)": "warmup: must be an integer from 0 to 9, not 10",
+    "load('a\\0b')": "path: must be the name of a file, not 'a\\x00b'",
+    "load(3)": "path: must be text or a path, not 3",
     "CSD(nn.Linear(2, 2))": "the kernel is a model: use kernels.from_model(model) for the kernel of its features",
     "LastLayerGP(kernels.infinite())": (
         "InfiniteMLP is no kernel that can be used here: it needs a call k(x1, x2) and .features, .diag"
@@ -106,14 +106,14 @@ CALLS = {
     "kernels.from_model(kernels.from_model(nn.Linear(4, 2)))": (
         "the model is a kernel already (ModelFeatures). Pass it to the detector as it is."
     ),
-    "gp.update(x, half_life=float('inf'))": "half_life must be a positive number, not inf",
-    "gp.neighbours(x, -1)": "k must be an integer of at least 1, not -1",
-    "gp.neighbours(x, 1.5)": "k must be an integer of at least 1, not 1.5",
-    "gp.calibrate(x, '0.1')": "fpr must be a number in (0, 1), not '0.1'",
-    "gp.is_ood(x, fdr=1)": "fdr must be a number in (0, 1), not 1",
-    "gp.save('a\\0b')": "path must be the name of a file, not 'a\\x00b'",
-    "gp.export(3)": "path must be text or a path, not 3",
-    "RND(recipe=Recipe(steps=2)).fit(x, checkpoint=3)": "checkpoint must be text or a path, not 3",
+    "gp.update(x, half_life=float('inf'))": "half_life: must be a positive number, not inf",
+    "gp.neighbours(x, -1)": "k: must be an integer of at least 1, not -1",
+    "gp.neighbours(x, 1.5)": "k: must be an integer of at least 1, not 1.5",
+    "gp.calibrate(x, '0.1')": "fpr: must be a number in (0, 1), not '0.1'",
+    "gp.is_ood(x, fdr=1)": "fdr: must be a number in (0, 1), not 1",
+    "gp.save('a\\0b')": "path: must be the name of a file, not 'a\\x00b'",
+    "gp.export(3)": "path: must be text or a path, not 3",
+    "RND(recipe=Recipe(steps=2)).fit(x, checkpoint=3)": "checkpoint: must be text or a path, not 3",
 }  # fmt: skip
 
 SCRIPT = """

@@ -50,14 +50,16 @@ def test_bad_arguments_fail_without_a_traceback(tmp_path: Path) -> None:
     assert occupied.read_text() == "mine"
 
 
-def test_errors_of_the_house_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from onefold.errors import InputError
 
     def refuse(_: int) -> None:
         raise InputError("these digits are not digits")
 
     monkeypatch.setattr(demo, "sets", refuse)
-    monkeypatch.setattr(sys.modules["onefold.cli.main"], "_folder", lambda path: path)
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["demo"]) == 2
     assert capsys.readouterr().err == "onefold: these digits are not digits\n"
 

@@ -768,19 +768,19 @@ def test_the_command_line_fetches_and_lists(
     out = capsys.readouterr().out
     assert out.startswith(f"Image sets in {tmp_path}\n")
     assert re.search(rf"^  mnist +{sum(map(len, web.files.values())) / 1024:.1f} KiB  made up$", out, re.MULTILINE)
-    assert re.search(r"^  kmnist +not there  Japanese cursive, 60,000 / 10,000$", out, re.MULTILINE)
-    assert re.search(r"^  mine +\d+\.\d KiB  put there by hand$", out, re.MULTILINE)
-    assert out.endswith("\nGet more with: onefold data fetch fashion_mnist kmnist notmnist notmnist_large\n")
+    assert re.search(r"^  kmnist +absent  Japanese cursive, 60,000 / 10,000$", out, re.MULTILINE)
+    assert re.search(r"^  mine +\d+\.\d KiB  added by hand$", out, re.MULTILINE)
+    assert out.endswith("\nDownload more with: onefold data fetch fashion_mnist kmnist notmnist notmnist_large\n")
     assert cli.main(["data", "list", "--data-dir", str(tmp_path / "empty")]) == 0
     assert f"notmnist_large --data-dir {tmp_path / 'empty'}\n" in capsys.readouterr().out
     asked = len(web.asked)
-    known = f"known are {', '.join(CATALOGUE)}"
-    for arguments, words in (
-        (["mnist", "cifar"], "'cifar' is not a set that can be fetched"),
-        ([], "name the sets to fetch"),
+    names = ", ".join(CATALOGUE)
+    for arguments, message in (
+        (["mnist", "cifar"], f"'cifar' is not in the catalogue. Use {names}."),
+        ([], f"no set is named. Name some of {names}."),
     ):
         assert cli.main(["data", "fetch", *arguments]) == 2
-        assert capsys.readouterr().err == f"onefold: {words}: {known}\n"
+        assert capsys.readouterr().err == f"onefold: {message}\n"
     assert len(web.asked) == asked
 
 
@@ -790,7 +790,7 @@ def test_a_person_who_watches_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with command._bar() as watch:
+    with command.progress_bar() as watch:
         watch("train-images", 50, 200)
         watch("reading", 7, None)
     assert "train-images" in sys.stderr.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

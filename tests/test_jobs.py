@@ -330,7 +330,7 @@ def test_a_model_of_the_users_own(
     assert onefold_("export", file, tmp_path / "m.pt2", "--model", net).status == 0
     before = out.read_bytes()
     for verb in (("score", file, home / "images", "-o", out), ("diagnose", file), ("export", file, tmp_path / "n.pt2")):
-        one_line(onefold_(*verb), "name it with --model")
+        one_line(onefold_(*verb), "--model: ", "that is not in the file")
         one_line(onefold_(*verb, "--model", home / "other.pt2"), "m.onefold", "not the one")
     assert out.read_bytes() == before
     assert not (tmp_path / "n.pt2").exists()
@@ -342,12 +342,16 @@ def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_pat
     one_line(onefold_(*fit, "--model", home / "images.npy"), "images.npy: not a model that torch.export.save wrote")
     one_line(onefold_(*fit, "--model", home / "stiff.pt2"), "batches of 2 only", "dynamic_shapes")
     one_line(onefold_(*fit, "--model", net, "--layer", "9"), "no layer '9'", "did you mean")
-    one_line(onefold_(*fit, "--model", net, "--method", "rnd"), "--model is for the methods csd, gp and knn")
-    one_line(onefold_(*fit, "--layer", "1"), "name the model with --model")
+    one_line(onefold_(*fit, "--model", net, "--method", "rnd"), "--model: rnd cannot use a model", "csd, gp, knn")
+    one_line(onefold_(*fit, "--layer", "1"), "--layer: ", "Name the model with --model")
     vectors = str(home / "arrays.npz::vectors")
     done = onefold_("fit", vectors, "-o", tmp_path / "m.onefold", "--model", net)
     one_line(done, "net.pt2: cannot take samples of shape (5,)", vectors)
-    one_line(onefold_("score", fitted, home / "images", "--model", net, "-o", tmp_path / "s.csv"), "it needs none")
+    one_line(
+        onefold_("score", fitted, home / "images", "--model", net, "-o", tmp_path / "s.csv"),
+        "--model: ",
+        "was not fitted on a model",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -356,12 +360,12 @@ def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_pat
 
 def test_options_that_do_not_go_together_are_refused_before_the_data_is_read(tmp_path: Path, onefold_: Cli) -> None:
     nowhere = ("fit", tmp_path / "nowhere.npy", "-o", tmp_path / "m.onefold")
-    one_line(onefold_(*nowhere, "--method", "gp", "--steps", "5"), "gp is a closed form")
-    one_line(onefold_(*nowhere, "--method", "knn", "--context", "x.npy"), "--context is for the method csd")
-    one_line(onefold_(*nowhere, "--fpr", "2"), "fpr must be a number in (0, 1), not 2.0")
-    one_line(onefold_(*nowhere, "--steps", "0"), "steps must be an integer of at least 1, not 0")
-    one_line(onefold_(*nowhere, "--seed", "-1"), "seed")
-    one_line(onefold_(*nowhere, "--device", "abacus"), "abacus")
+    one_line(onefold_(*nowhere, "--method", "gp", "--steps", "5"), "--steps: gp is fitted without training")
+    one_line(onefold_(*nowhere, "--method", "knn", "--context", "x.npy"), "--context: only csd uses it")
+    one_line(onefold_(*nowhere, "--fpr", "2"), "--fpr: must be a number in (0, 1), not 2.0")
+    one_line(onefold_(*nowhere, "--steps", "0"), "--steps: must be an integer of at least 1, not 0")
+    one_line(onefold_(*nowhere, "--seed", "-1"), "--seed: must be an integer")
+    one_line(onefold_(*nowhere, "--device", "abacus"), "--device: 'abacus' is unknown")
     one_line(onefold_(*nowhere), "nowhere.npy: does not exist")
     assert list(tmp_path.iterdir()) == []
 
@@ -388,11 +392,11 @@ def test_images_that_cannot_be_read_are_skipped_counted_and_named(
     (folder / "000a\n.png").write_bytes(b"no image")
     done = onefold_("fit", folder, "-o", tmp_path / "m.onefold", *QUICK)
     assert done.status == 0
-    assert f"2 images could not be read: named in {tmp_path / 'm.onefold.skipped.txt'}" in done.out
+    assert f"2 images are unreadable; listed in {tmp_path / 'm.onefold.skipped.txt'}" in done.out
     out = tmp_path / "s.csv"
     done = onefold_("score", tmp_path / "m.onefold", folder, "-o", out)
     assert "110 scored" in done.out
-    assert "2 images could not be read" in done.out
+    assert "2 images are unreadable" in done.out
     assert read_scores(out)["name"].tolist() == [f"{i:03d}.png" for i in range(110)]
     named = Path(f"{out}.skipped.txt").read_text().splitlines()
     assert named[0].startswith(repr(str(folder / "000a\n.png")) + ": not an image")
@@ -437,9 +441,9 @@ def test_escape_sequences_in_names_do_not_reach_the_terminal(
     (folder / "b.png").write_bytes((home / "images" / "000.png").read_bytes())
     done = onefold_("score", fitted, folder, "-o", tmp_path / f"s{nasty}.csv")
     assert f"1 scored: {tmp_path}/s{escaped}.csv\n" in done.out
-    assert f"named in {tmp_path}/s{escaped}.csv.skipped.txt\n" in done.out
+    assert f"listed in {tmp_path}/s{escaped}.csv.skipped.txt\n" in done.out
     done = onefold_("score", fitted, folder, "-o", folder / "b.png" / f"x{nasty}" / "s.csv")
-    one_line(done, "a file is in the place of its folder")
+    one_line(done, "its folder is a file")
     with pytest.raises(onefold.OnefoldError) as caught:
         onefold.load(tmp_path / f"m{nasty}.onefold")
     assert f"m{escaped}.onefold" in str(caught.value)
@@ -510,7 +514,7 @@ def test_places_that_cannot_be_written_to(
     images = home / "images"
     one_line(onefold_("score", fitted, images, "-o", tmp_path / "s.txt"), "s.txt", ".csv or .parquet")
     one_line(onefold_("score", fitted, images, "-o", tmp_path / "s.CSV.gz"), ".csv or .parquet")
-    one_line(onefold_("fit", images, "-o", tmp_path), "is a folder: name a file")
+    one_line(onefold_("fit", images, "-o", tmp_path), "is a folder. Name a file.")
     table, before = home / "table.csv", (home / "table.csv").read_bytes()
     one_line(onefold_("score", fitted, table, "-o", table), "read and written by this command")
     one_line(onefold_("fit", table, "-o", table), "read and written by this command")
@@ -518,7 +522,7 @@ def test_places_that_cannot_be_written_to(
     one_line(onefold_("score", fitted, images, "-o", tmp_path / "s.csv", *page), "read and written by this command")
     assert table.read_bytes() == before
     (tmp_path / "file").write_text("mine")
-    one_line(onefold_("fit", images, "-o", tmp_path / "file" / "m.onefold"), "a file is in the place of its folder")
+    one_line(onefold_("fit", images, "-o", tmp_path / "file" / "m.onefold"), "its folder is a file")
     monkeypatch.setattr(os, "access", lambda *_: False)
     one_line(onefold_("fit", images, "-o", tmp_path / "m.onefold"), f"{tmp_path}: cannot be written to")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -557,7 +561,7 @@ def test_a_full_disk_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(storage.os, "fsync", full)
         done = onefold_("score", fitted, home / "images", "-o", out, "--report", page)
-        one_line(done, f"{out}: No space left on device", "make room")
+        one_line(done, f"{out}: No space left on device", "Free some space")
         one_line(onefold_("export", fitted, exported), f"{exported}: No space left on device")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
         ("s.csv", "p.html", "m.pt2"), "mine"
@@ -595,7 +599,7 @@ def test_a_file_that_grows_too_large_for_the_system(home: Path, tmp_path: Path) 
     command = [sys.executable, "-m", "onefold.cli", "fit", home / "images.npy", "-o", tmp_path / "m.onefold", *QUICK]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, preexec_fn=limit)
-    one_line(Done(done.returncode, done.stdout, done.stderr), "m.onefold.part: File too large", "make room")
+    one_line(Done(done.returncode, done.stdout, done.stderr), "m.onefold.part: File too large", "Free some space")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -653,7 +657,7 @@ def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path
     assert closed.status == 0, "a method without states has no business with this one"
     assert part.read_bytes() == before
     part.write_bytes(before[:1000])
-    one_line(onefold_(*fit), "m.onefold.part", "damaged", "delete it to begin anew")
+    one_line(onefold_(*fit), "m.onefold.part", "damaged", "Delete the file to start anew")
 
 
 def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path) -> None:
@@ -672,7 +676,10 @@ def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out == ""
-    assert err == f"onefold: stopped; the same command goes on from {part}, or delete it to begin anew\n"
+    assert (
+        err
+        == f"onefold: stopped. Run the same command again to resume from {part}, or delete that file to start anew.\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["m.onefold.part"]
 
 

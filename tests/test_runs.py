@@ -137,7 +137,7 @@ def test_a_longer_run_is_asked_for_by_its_frames(
     assert main(["rl", "resume", str(run), "--frames", "500"]) == 2
     assert capsys.readouterr().err == ("onefold: frames: the run has 600 (got 500). Give more to train it longer.\n")
     assert main(["rl", "resume", str(run), "--frames", "600"]) == 0
-    assert "has been trained to its end before; --frames trains it longer" in capsys.readouterr().out
+    assert "already trained to its end. --frames trains it longer" in capsys.readouterr().out
     assert main(["rl", "resume", str(run), "--frames", "8e2", "--device", "cpu"]) == 0
     assert (RunFolder(run).read_run().frames, RunFolder(run).trained_frames()) == (800, 800)
     assert RunFolder(run).read_run().learning.epsilon == epsilon  # whose length was a tenth of 600 frames
@@ -567,7 +567,7 @@ def test_who_runs_many_is_told_how_far_they_are(
     assert "dqn/chain-8/seed0: done before: 600 frames" in capsys.readouterr().err
     run = tmp_path / "dqn" / "chain-8" / "seed0"
     assert main(["rl", "resume", str(run)]) == 0
-    assert "has been trained to its end before" in capsys.readouterr().out
+    assert "already trained to its end" in capsys.readouterr().out
     assert main(["rl", "eval", str(run), "--episodes", "10"]) == 0
     said = capsys.readouterr()
     assert re.match(r"10 episodes: return [\d.]+, goal reached in \d+%, \d+ steps on average", said.out)

@@ -535,7 +535,7 @@ def test_a_run_under_way_can_be_read(tmp_path: Path) -> None:
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, message in (
-        ("empty", None, "there is no bench.json in it, and no settings.json of a run in it or below"),
+        ("empty", None, "no results (no bench.json, and no settings.json of a run at any depth)"),
         ("editor", '{"tabs": 4}', "no settings.json in it is of `onefold rl train`"),
         ("jsonc", "// not JSON", "no settings.json in it is of `onefold rl train`"),
     ):
@@ -715,7 +715,7 @@ def test_nothing_is_asked_for_and_everything_is_said_in_words(report: Path) -> N
 def test_by_default_everything_lies_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", make_run("csd", "chain-8", 1000, 0), skill=1.0)
     assert cli.main(["report", str(run)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"The page: {run / 'report' / 'index.html'}"
+    assert capsys.readouterr().out.splitlines()[0] == f"Page: {run / 'report' / 'index.html'}"
     assert "| run | CSD | 0 | whole |" in (run / "report" / "table.md").read_text()
     files = {path.name: path.read_bytes() for path in (run / "report" / "plots").iterdir()}
     stems = ("curves_chain_8", "inside_chain_8", "visits_chain_8")

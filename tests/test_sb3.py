@@ -190,7 +190,7 @@ def test_dqn_learns_from_returns_of_several_steps() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"n_steps": 0}, "n_steps must be an integer of at least 1, not 0"), ({"gamma": 1.5}, "gamma must be"),
+        ({"n_steps": 0}, "n_steps: must be an integer of at least 1, not 0"), ({"gamma": 1.5}, "gamma: must be"),
         ({"n_steps": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}, "optimize_memory_usage"),
         ({"bonus": CSDBonus}, r"^bonus: CSDBonus is a class\. Pass an object: CSDBonus\(\)\.$"),
     ],

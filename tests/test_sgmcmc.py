@@ -290,10 +290,10 @@ def test_a_file_says_how_the_chain_fared_and_lies_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"samples": 1}, "samples must be an integer from 2 to 1,000, not 1"), ({"epochs": 0.0}, "epochs must"),
-     ({"burn_in": -1.0}, "burn_in"), ({"lr": 0.0}, "lr must be a positive number"),
-     ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"), ({"temperature": math.nan}, "temperature"),
-     ({"batch": 0}, "batch must be an integer from 1 to 16,777,216, not 0")],
+    [({"samples": 1}, "samples: must be an integer from 2 to 1,000, not 1"), ({"epochs": 0.0}, "epochs: must"),
+     ({"burn_in": -1.0}, "burn_in"), ({"lr": 0.0}, "lr: must be a positive number"),
+     ({"momentum": 1.0}, r"momentum: must be a number in \[0, 1\)"), ({"temperature": math.nan}, "temperature"),
+     ({"batch": 0}, "batch: must be an integer from 1 to 16,777,216, not 0")],
 )  # fmt: skip
 def test_impossible_chains_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -734,7 +734,7 @@ def test_a_folder_without_results_is_one_line(tmp_path: Path, capsys: pytest.Cap
     (foreign / "bench.json").write_text('{"format": 99}')
     wanted = {
         tmp_path / "absent": "there is no such folder",
-        empty: "there is no bench.json in it",
+        empty: "no results (no bench.json",
         started: "holds no result that can be read: fill it with onefold bench run",
         damaged: "holds no result that can be read: csd/mine/seed0: accuracy is no number from 0 to 1",
         foreign: "was written in format 99",
@@ -752,7 +752,7 @@ def test_a_folder_without_results_is_one_line(tmp_path: Path, capsys: pytest.Cap
 def test_by_default_the_page_lies_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = write(tmp_path, [unit("rnd", "mine", 0, {"score": {"perturbed": 80.0}})])
     assert cli.main(["report", str(made)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"The page: {made / 'report' / 'index.html'}"
+    assert capsys.readouterr().out.splitlines()[0] == f"Page: {made / 'report' / 'index.html'}"
     assert cli.main(["report", str(made), "--json", "-o", str(tmp_path / "o")]) == 0
     assert json.loads(capsys.readouterr().out)["units"] == 1
     assert (tmp_path / "o" / "index.html").is_file()

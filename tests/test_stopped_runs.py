@@ -267,7 +267,7 @@ def test_who_stops_a_run_by_ctrl_c_loses_nothing(command: str, sign: signal.Sign
     process.send_signal(sign)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert said.endswith(f"onefold: stopped; go on with: onefold rl resume {out}\n")
+    assert said.endswith(f"onefold: stopped. Resume with: onefold rl resume {out}\n")
     _, frames = networks(out)
     assert frames >= int(RunFolder(out).read_table(PROGRESS)[-1]["frames"]) > 0
     until(resume(out, device="cpu"), frames + 400)
@@ -297,7 +297,10 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(
     options = ["--agent", "dqn", "--env", "chain-8", "--frames", "800", "--device", "cpu"]
     assert main(["rl", "train", "-o", str(out), *options]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"{out / PROGRESS}: {os.strerror(errno.ENOSPC)}; make room and go on with: onefold rl resume {out}" in error
+    assert (
+        f"{out / PROGRESS}: {os.strerror(errno.ENOSPC)}. Free some space; finished work is kept. "
+        f"Resume with: onefold rl resume {out}" in error
+    )
     monkeypatch.undo()
     assert main(["rl", "resume", str(out), "--device", "cpu"]) == 0
     assert len(RunFolder(out).read_table(PROGRESS)) == 200

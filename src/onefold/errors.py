@@ -19,12 +19,23 @@ def visible(text: str) -> str:
 class OnefoldError(Exception):
     """Base class of the errors that onefold raises on purpose.
 
-    The text is one line with the problem and what to do about it. It is safe to print: control characters in names from
+    The text is one line: `<argument>: <problem>. <hint>`. It is safe to print: control characters in names from
     untrusted files are escaped.
+
+    Args:
+        problem: Description of the problem; a sentence without its full stop if there is a hint.
+        argument: Name of the argument that is wrong or missing, such as "x" or "model"; empty if there is none. The
+            command line prints the option or the file instead.
+        hint: Sentence that says what to do.
     """
 
+    def __init__(self, problem: str = "", *, argument: str = "", hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.argument, self.hint = problem, argument, hint
+
     def __str__(self) -> str:
-        return visible(super().__str__())
+        prefix = f"{self.argument}: " if self.argument else ""
+        return visible(f"{prefix}{self.problem}. {self.hint}" if self.hint else f"{prefix}{self.problem}")
 
 
 class InputError(OnefoldError, ValueError):
@@ -59,7 +70,11 @@ class OnefoldWarning(UserWarning):
     """A result that should not be trusted without a check; the message has the reason."""
 
 
-def warn(message: str) -> None:
+class DiagnosisWarning(OnefoldWarning):
+    """A finding of a diagnosis that speaks against a detector."""
+
+
+def warn(message: str, category: type[OnefoldWarning] = OnefoldWarning) -> None:
     """Warn about the line of the user's code that called onefold, however deep in the package the cause is."""
     frame, level, package_level = sys._getframe(), 0, 0
     while frame is not None:
@@ -67,7 +82,18 @@ def warn(message: str) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "onefold":
             package_level = level
         frame = frame.f_back
-    warnings.warn(visible(message), OnefoldWarning, stacklevel=package_level + 1)
+    warnings.warn(visible(message), category, stacklevel=package_level + 1)
+
+
+@contextlib.contextmanager
+def renamed_argument(argument: str, name: str) -> Iterator[None]:
+    """Call an argument by another name in errors, such as the file that is passed as `x`."""
+    try:
+        yield
+    except OnefoldError as error:
+        if error.argument == argument:
+            error.argument = name
+        raise
 
 
 @contextlib.contextmanager

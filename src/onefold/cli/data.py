@@ -1,104 +1,57 @@
-"""The part of the command line that fetches and lists image sets."""
+"""`onefold data`: download and list image sets."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from onefold.errors import visible
-
-if TYPE_CHECKING:
-    from onefold.data.download import Watch
-
-Folder = Annotated[
-    Path | None,
-    tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: $ONEFOLD_DATA, else the user's cache folder)"),
-]
+from onefold.cli.files import print_lines
+from onefold.cli.jobs import Fetch, ListSets
+from onefold.core.memory import human
+from onefold.data import catalogue
+from onefold.data.download import Watch, unwatched
+from onefold.data.fetch import fetch as fetch_set
+from onefold.data.sets import data_dir, found
+from onefold.errors import InputError
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Download public image sets, with checksums; what was stopped goes on when the same command is given again.
-
-    Known are mnist, fashion_mnist, kmnist, notmnist and notmnist_large. A set that is there is left alone.
-    """
-
-    names: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...", help_behavior_hint="(at least one)")
-    ]
-    """The sets."""
-    data_dir: Folder = None
-    """Folder of the image sets."""
-
-    def __call__(self) -> None:
-        from onefold.data.catalogue import CATALOGUE
-        from onefold.data.fetch import fetch
-        from onefold.data.sets import data_dir
-        from onefold.errors import InputError
-
-        unknown = [name for name in self.names if name not in CATALOGUE]
-        if unknown or not self.names:
-            what = f"{unknown[0]!r} is not a set that can be fetched" if unknown else "name the sets to fetch"
-            raise InputError(f"{what}: known are {', '.join(CATALOGUE)}")
-        for name in self.names:
-            with _bar() as watch:
-                note = fetch(name, data_dir(self.data_dir), watch, catalogue=CATALOGUE)
-            print(visible(note))
+def fetch(job: Fetch) -> None:
+    """Download the sets one after another."""
+    names = ", ".join(catalogue.CATALOGUE)
+    if not job.names:
+        raise InputError("no set is named", hint=f"Name some of {names}.")
+    if unknown := [name for name in job.names if name not in catalogue.CATALOGUE]:
+        raise InputError(f"{unknown[0]!r} is not in the catalogue", hint=f"Use {names}.")
+    for name in job.names:
+        with progress_bar() as watch:
+            note = fetch_set(name, data_dir(job.data_dir), watch, catalogue=catalogue.CATALOGUE)
+        print_lines(note)
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Say which image sets are known, which are there, and how large they are."""
-
-    data_dir: Folder = None
-    """Folder of the image sets."""
-
-    def __call__(self) -> None:
-        from onefold.core.memory import human
-        from onefold.data.catalogue import CATALOGUE
-        from onefold.data.sets import data_dir, found
-
-        folder = data_dir(self.data_dir)
-        there = {name: human(sum(map(_size, paths))) for name, paths in found(folder).items()}
-        about = {name: known.about for name, known in CATALOGUE.items()}
-        print(visible(f"Image sets in {folder}"))
-        width = max(map(len, {**about, **there}))
-        for name in (*about, *(name for name in there if name not in about)):
-            state = there.get(name, "not there")
-            print(f"  {name:{width}}  {state:>10}  {about.get(name, 'put there by hand')}")
-        if absent := [name for name in about if name not in there]:
-            option = "" if self.data_dir is None else f" --data-dir {folder}"
-            print(visible(f"Get more with: onefold data fetch {' '.join(absent)}{option}"))
+def show(job: ListSets) -> None:
+    """Print the public sets and the sets in the folder, with their sizes."""
+    folder = data_dir(job.data_dir)
+    sizes = {name: human(sum(map(size_of, paths))) for name, paths in found(folder).items()}
+    descriptions = {name: entry.about for name, entry in catalogue.CATALOGUE.items()}
+    print_lines(f"Image sets in {folder}")
+    width = max(map(len, {**descriptions, **sizes}))
+    for name in (*descriptions, *(name for name in sizes if name not in descriptions)):
+        print_lines(f"  {name:{width}}  {sizes.get(name, 'absent'):>10}  {descriptions.get(name, 'added by hand')}")
+    if absent := [name for name in descriptions if name not in sizes]:
+        option = "" if job.data_dir is None else f" --data-dir {folder}"
+        print_lines(f"Download more with: onefold data fetch {' '.join(absent)}{option}")
 
 
-@dataclass(frozen=True)
-class Data:
-    """Fetch and list the image sets that methods are compared on."""
-
-    what: Annotated[
-        Annotated[Fetch, tyro.conf.subcommand("fetch")] | Annotated[Listing, tyro.conf.subcommand("list")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def __call__(self) -> None:
-        self.what()
-
-
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
     if path.is_file():
         return path.stat().st_size
     return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
 
 
 @contextmanager
-def _bar() -> "Iterator[Watch]":
-    """A progress bar where a person watches."""
-    from onefold.data.download import unwatched
-
+def progress_bar() -> Iterator[Watch]:
+    """Yield a function that shows the progress of downloads, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield unwatched
         return
@@ -109,9 +62,9 @@ def _bar() -> "Iterator[Watch]":
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks = {}
 
-        def watch(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
+        def watch(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done, total=total)
 
         yield watch

@@ -1,310 +1,679 @@
-"""What the command line does with people's own files: fit a detector, score data, look at a detector."""
+"""Jobs: the dataclasses that are the commands. Fields are options, and calling a job runs the command.
 
-import math
-import os
-import warnings
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+This module imports neither torch nor NumPy, so that help is fast; each job imports the module that does its work.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
 
-import numpy as np
+import tyro
 
-from onefold.core import storage
-from onefold.core.batches import batch_length, batch_tensors
-from onefold.core.memory import human, trim_memory
-from onefold.core.progress import show_spinner, track_progress
-from onefold.core.storage import write_bytes
-from onefold.detectors import CSD, KNN, RND, LastLayerGP
-from onefold.detectors.alarm import check_rate
-from onefold.detectors.base import Detector, ExportMixin
-from onefold.detectors.diagnosis import Diagnosis, Finding
-from onefold.detectors.load import load
-from onefold.errors import FileError, InputError, OnefoldWarning
-from onefold.inputs import ImageFolder, IndexedSource, Picture, Source, form_of, open_source, split
-from onefold.inputs.split import track
-from onefold.kernels import from_model
-from onefold.kernels.programs import check_takes, picture_for, program
-from onefold.nn.train import CHECKPOINT
-from onefold.report.score_table import check_table, write_table
-from onefold.types import Model
+from onefold.detectors.registry import METHODS
 
-METHODS = {"csd": CSD, "gp": LastLayerGP, "rnd": RND, "knn": KNN}
-SET_APART = 0.2  # of the data, to calibrate on
-FEW = 64  # samples that are read at once to count them
+FIT_METHODS = tuple(
+    method.command for method in METHODS.values() if not (method.needs_labels or method.needs_classifier)
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitJob:
-    """Everything that a fit from the command line depends on."""
+class Job(ABC):
+    """A command with its options."""
 
-    data: str
-    out: Path
-    method: str = "csd"
-    context: str | None = None
-    model: Path | None = None
-    layer: str | None = None
-    calibrate: str | None = None
-    fpr: float = 0.05
-    steps: int | None = None
-    seed: int = 0
-    samples: bool = True
-    device: str = "auto"
+    @abstractmethod
+    def __call__(self) -> int | None:
+        """Run the command and return its exit status; None for success."""
 
     @property
-    def part(self) -> Path:
-        """Where the state of the training lies until the fit is complete."""
+    def resume_hint(self) -> str:
+        """Return a sentence on how to resume the stopped command; empty if it left nothing to resume."""
+        return ""
+
+
+def _option(metavar: str, default: str = "optional") -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"({default})")
+
+
+Out = tyro.conf.arg(aliases=["-o"], metavar="DIR")
+OutFile = tyro.conf.arg(aliases=["-o"], metavar="FILE")
+Data = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+DetectorFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+ModelFile = Annotated[Path | None, _option("NET.pt2")]
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Settings = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE …")]
+DataFolder = Annotated[Path | None, _option("DIR", "default: $ONEFOLD_DATA, else the user's cache folder")]
+Engine = Literal["serial", "processes", "ray"]
+Device = Literal["auto", "cpu", "cuda"]
+
+RERUN = "Run the same command again to resume."
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demo(Job):
+    """Compare five methods on handwritten digits against four kinds of unfamiliar images.
+
+    Prints a table and writes index.html and results.json. Needs no download. Takes about two minutes on two cores.
+
+    For example:
+
+        onefold demo --out out/demo
+    """
+
+    out: Path = Path("out/demo")
+    """Output folder."""
+    seed: int = 0
+    """Random seed; one seed always gives the same result on one machine."""
+
+    def __call__(self) -> None:
+        from onefold.cli import demo
+
+        demo.run(self)
+
+
+@dataclass(frozen=True)
+class Toy(Job):
+    """Draw the paper's two toy figures and compare CSD with the exact answer.
+
+    Writes toy_1d.png (known queries: prior kernel and regression; their gap is the variance), toy_2d.png (variance of
+    100 trained networks, of the exact NTK-GP and of CSD) and toy.json (rank correlation of each pair). Takes about a
+    minute and a half on two cores.
+
+    For example:
+
+        onefold toy --out out/toy
+    """
+
+    out: Path = Path("out/toy")
+    """Output folder."""
+    seed: int = 0
+    """Random seed; one seed always gives the same figures on one machine."""
+
+    def __call__(self) -> None:
+        from onefold.cli import toy
+
+        toy.run(self)
+
+
+# --- detectors on a user's files --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A trained model whose features the detector uses. It is not changed."""
+
+    model: ModelFile = None
+    """Model that torch.export.save wrote. Images are passed as [N, C, H, W] in [0, 1]."""
+    layer: Annotated[str | None, _option("NAME", "default: the input of the model's dense head")] = None
+    """Layer whose output is used."""
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """The threshold of the alarm."""
+
+    calibrate: Annotated[str | None, _option("DATA", "default: a fifth of DATA")] = None
+    """Familiar data for calibration."""
+    fpr: float = 0.05
+    """False-alarm rate: share of familiar inputs that are flagged."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the detector is fitted."""
+
+    context: Annotated[str | None, _option("DATA")] = None
+    """Unlabelled data from where the detector will be used, for csd. It may contain unfamiliar inputs."""
+    steps: Annotated[int | None, _option("INT", "default: 2000")] = None
+    """Training steps, for csd and rnd."""
+    seed: int = 0
+    """Random seed; one seed always gives the same detector on one machine."""
+    device: str = "auto"
+    """cpu, cuda, or auto for the first GPU if there is one."""
+
+
+@dataclass(frozen=True)
+class Fit(Job):
+    """Fit a detector to familiar data, calibrate it and write it to a file.
+
+    DATA is a folder of images, a table (.csv, .tsv, .parquet) or an array (.npy, or one array of an .npz file:
+    FILE.npz::KEY). A fifth of it calibrates the alarm, unless --calibrate names other familiar data. With --model, the
+    detector uses the features of a trained model; this is the most accurate choice if you have such a model. If a fit
+    is stopped, run the same command again to resume it.
+
+    For example:
+
+        onefold fit photos/ -o photos.onefold
+        onefold fit rows.csv -o rows.onefold --method gp --fpr 0.01
+    """
+
+    data: Data
+    """Familiar data."""
+    out: Annotated[Path, OutFile]
+    """Detector file to write, such as model.onefold."""
+    method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(FIT_METHODS) + "}")] = "csd"
+    """csd: Contextual Similarity Distillation. gp: closed form; fast, and good on small data. rnd: random network
+    distillation. knn: nearest neighbours."""
+    samples: bool = True
+    """Keep up to 5,000 raw training samples in the file, for reports, diagnose and updates; or none."""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    calibration: CalibrationOptions = field(default_factory=CalibrationOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __call__(self) -> None:
+        from onefold.cli import fit
+
+        fit.run(self)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the file with the state of the training; it exists until the fit is complete."""
         return self.out.with_name(self.out.name + ".part")
 
+    @property
+    def resume_hint(self) -> str:
+        if not self.checkpoint.exists():
+            return ""
+        return f"Run the same command again to resume from {self.checkpoint}, or delete that file to start anew."
 
-@trim_memory()
-def fit(job: FitJob) -> tuple[Detector, list[str]]:
-    """Fit, calibrate and save; the detector and what there is to say about it.
 
-    Where no calibration data is given, a fifth of the data is set apart for it. The training state lies beside the
-    output, in a file that ends in .part, until the fit is complete: the same command goes on from there. Whatever can
-    be found wrong beforehand is found before the data is read.
+@dataclass(frozen=True)
+class Score(Job):
+    """Score inputs and flag those above the calibrated threshold. Streams data larger than memory.
+
+    The table has one row per input: name (file name or row number from 0), score (bigger is more unfamiliar), pvalue
+    (share of familiar inputs that score at least as high) and is_ood (1: flagged).
+
+    For example:
+
+        onefold score photos.onefold new/ -o scores.csv --report scores.html
     """
-    net = None if job.model is None else program(job.model)
-    detector = _detector(job, net)
-    _check_places([job.out], [job.data, job.context, job.calibrate, job.model])
-    keywords: dict[str, Any] = {}
-    if isinstance(detector, CSD | RND):
-        _check_part(job.part)
-        keywords["checkpoint"] = job.part
-    given = _given(job, None if net is None else picture_for(net))
-    if job.model is not None:
-        check_takes(job.model, detector.kernel, given.train, job.data)
-    _check_enough(given.held_out, job)
-    if given.context is not None:
-        keywords["context"] = given.context
-    with _called(job.data), warnings.catch_warnings():
-        # What a diagnosis finds is printed whole after the fit; once is enough.
-        warnings.filterwarnings("ignore", "(signal|convergence|familiarity): ", OnefoldWarning)
-        detector.fit(given.train, **keywords)
-    with _called(job.calibrate or job.data):
-        detector.calibrate(given.held_out, job.fpr)
-        detector.save(job.out, samples=job.samples)
-    if "checkpoint" in keywords:
-        job.part.unlink(missing_ok=True)
-    assert detector.alarm is not None
-    notes = [
-        f"fitted on {_count(detector)} samples, calibrated on {len(detector.alarm.scores)}: scores above "
-        f"{detector.threshold:.4g} raise an alarm, as {job.fpr:.2%} of familiar inputs will",
-        _contents(detector, samples=job.samples).message,
-        *_name_skipped(given.sources, job.out),
+
+    detector: DetectorFile
+    """File that `onefold fit` wrote."""
+    data: Data
+    """Data of the same kind as in the fit."""
+    out: Annotated[Path, OutFile] = Path("scores.csv")
+    """Table to write: .csv or .parquet."""
+    report: Annotated[Path | None, _option("PAGE.html")] = None
+    """Also write an HTML page that shows the inputs with their scores."""
+    model: ModelFile = None
+    """Model of the fit, if it had one."""
+    device: str = "auto"
+    """cpu, cuda, or auto for the first GPU if there is one."""
+
+    def __call__(self) -> None:
+        from onefold.cli import score
+
+        score.run(self)
+
+
+@dataclass(frozen=True)
+class Diagnose(Job):
+    """Check whether a detector can be trusted. The exit status is 1 if a check fails.
+
+    For example:
+
+        onefold diagnose photos.onefold --data held-out/
+    """
+
+    detector: DetectorFile
+    """File that `onefold fit` wrote."""
+    data: Annotated[str | None, _option("DATA")] = None
+    """Familiar data that was not in the fit, to compare with the stored training samples."""
+    model: ModelFile = None
+    """Model of the fit, if it had one."""
+
+    def __call__(self) -> int:
+        from onefold.cli import diagnose
+
+        return diagnose.run(self)
+
+
+@dataclass(frozen=True)
+class Export(Job):
+    """Write a detector as ONNX or torch.export program: raw data in, score and alarm out.
+
+    The exported file runs without onefold.
+
+    For example:
+
+        onefold export photos.onefold photos.onnx
+    """
+
+    detector: DetectorFile
+    """File that `onefold fit` wrote."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """File to write: .onnx or .pt2."""
+    model: ModelFile = None
+    """Model of the fit, if it had one."""
+
+    def __call__(self) -> None:
+        from onefold.cli import export
+
+        export.run(self)
+
+
+# --- reports and data -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report(Job):
+    """Write a page with tables and plots of a benchmark or of reinforcement-learning runs.
+
+    A benchmark is shown with the best score of each rival method, with and without flips, and with the default score
+    of CSD. Runs are shown with learning curves, final figures and visited places. table.md and, for a benchmark,
+    table.tex are written beside the page. Damaged files are named and left out.
+
+    For example:
+
+        onefold report results/shift
+    """
+
+    results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS_DIR")]
+    """Folder that `onefold bench run` wrote, folder of a run, or folder with runs at any depth."""
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(aliases=["-o"], metavar="OUT_DIR", help_behavior_hint="(default: RESULTS_DIR/report)"),
+    ] = None
+    """Output folder."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print every figure as one JSON object; write files only if -o names a folder."""
+
+    def __call__(self) -> None:
+        from onefold.cli import report
+
+        report.run(self)
+
+
+@dataclass(frozen=True)
+class Fetch(Job):
+    """Download public image sets and verify their checksums. Existing sets are left unchanged.
+
+    If a download is stopped, run the same command again to resume it. `onefold data list` shows the names.
+
+    For example:
+
+        onefold data fetch mnist fashion_mnist
+    """
+
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...", help_behavior_hint="(at least one)")
     ]
-    return detector, notes
+    """Names of the sets."""
+    data_dir: DataFolder = None
+    """Folder of the image sets."""
+
+    def __call__(self) -> None:
+        from onefold.cli import data
+
+        data.fetch(self)
 
 
-@trim_memory()
-def score(file: Path, data: str, out: Path, *, model: Path | None, report: Path | None, device: str) -> list[str]:
-    """Score data batch by batch and write a table, and a page if asked for; what there is to say."""
-    check_table(out)
-    _check_places([out] if report is None else [out, report], [file, data, model])
-    detector = opened(file, model, device)
-    with _called(data):
-        with show_spinner("reading"):
-            source = open_source(data, form=detector.reader.form, name=data)
-        total, parts = _total(source), []
-        inputs = None
-        if report is not None:
-            from onefold.report.shown import ShownInputs, most_shown  # only a page needs jinja2
+@dataclass(frozen=True)
+class ListSets(Job):
+    """List the public image sets, the sets in the data folder, and their sizes.
 
-            inputs = ShownInputs(detector, total) if total is not None and total <= most_shown(detector) else None
-        for raw, part in track_progress(
-            detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])
-        ):
-            parts.append(part)
-            if inputs is not None:
-                inputs.add(raw)
-        scores = np.concatenate(parts)
-        names = source.names if isinstance(source, ImageFolder) else [str(i) for i in range(len(scores))]
-        columns: dict[str, Any] = {"name": names, "score": scores}
-        if detector.alarm is not None:
-            columns |= {"pvalue": detector.alarm.pvalues(scores), "is_ood": scores > detector.threshold}
-        write_table(out, columns)
-    skipped = _name_skipped([source], out)
-    notes = [f"{len(scores)} scored: {out}", *skipped]
-    if detector.alarm is not None:
-        flagged, expected = int(columns["is_ood"].sum()), detector.alarm.fpr * len(scores)
-        notes.append(f"{flagged} raise an alarm; of as many familiar inputs, about {expected:.0f} would")
-    if report is not None:
-        from onefold.report.score_page import render
-        from onefold.report.shown import page_of
+    For example:
 
-        with _called(data), show_spinner("drawing the page"):
-            page = page_of(detector, source, names, scores, title=Path(data).name, notes=skipped, inputs=inputs)
-            write_bytes(report, render(page).encode())
-        notes.append(f"the page: {report}")
-    return notes
+        onefold data list
+    """
+
+    data_dir: DataFolder = None
+    """Folder of the image sets."""
+
+    def __call__(self) -> None:
+        from onefold.cli import data
+
+        data.show(self)
 
 
-@trim_memory()
-def diagnose(file: Path, data: str | None, model: Path | None) -> Diagnosis:
-    """What speaks for and against a detector, and what of the training data its file holds; printed too."""
-    detector = opened(file, model)
-    if data is None:
-        diagnosis = detector.diagnose(show=False)
-    else:
-        with _called(data):
-            source = open_source(data, form=detector.reader.form, name=data)
-            diagnosis = detector.diagnose(_watched(source, "scoring"), show=False)
-    diagnosis = Diagnosis((*diagnosis, _contents(detector)))
-    print(diagnosis)
-    return diagnosis
+# --- the benchmark ----------------------------------------------------------------------------------------------------
 
 
-def export(file: Path, out: Path, model: Path | None) -> None:
-    """Write a detector as a model that needs no onefold; the suffix of `out` says how."""
-    _check_places([out], [file, model])
-    detector = opened(file, model, "cpu")
-    if not isinstance(detector, ExportMixin):
-        raise InputError(f"a {type(detector).__name__} cannot be exported")
-    with _called(str(file)):
-        detector.export(out)
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where the units are computed."""
+
+    engine: Engine = "serial"
+    """One after another, in processes of this machine, or on the Ray cluster in RAY_ADDRESS."""
+    workers: int | None = None
+    """Number of concurrent units."""
 
 
-def opened(file: Path, model: Path | None, device: str = "auto") -> Detector:
-    """The detector of a file, with the model that it was fitted on, if it was."""
-    return load(file, model=None if model is None else program(model), device=device)
+@dataclass(frozen=True)
+class BenchRun(Job):
+    """Run the distribution-shift benchmark: methods x familiar sets x seeds.
+
+    Each unit, such as csd_aug/fashion_mnist/seed3, writes one file below OUT/units. Units that have their file are
+    skipped, so the same command resumes a stopped run. Failed units are listed and tried again. `onefold report OUT`
+    shows the results.
+
+    For example:
+
+        onefold bench run -o results/shift --preset quick --methods csd csd_aug knn
+    """
+
+    out: Annotated[Path, Out]
+    """Folder of the results, such as results/shift."""
+    preset: Literal["paper", "quick", "smoke"] = "quick"
+    """paper: the paper's settings. quick: part of the data, fewer steps. smoke: embedded data, a few seconds a unit."""
+    methods: tuple[str, ...] = ()
+    """Names of methods, such as csd csd_aug ens3; by default all. `onefold bench methods` lists them."""
+    ids: tuple[str, ...] = ()
+    """Familiar sets; each is compared with all other sets. Names in the data folder, or name=path for an .npz file or a
+    folder with train/ and test/. Other sets of the paper are used as unfamiliar sets, unless name=path or --strange is
+    used."""
+    strange: tuple[str, ...] = ()
+    """Sets that are only used as unfamiliar data."""
+    seeds: tuple[int, ...] = ()
+    """Seeds; by default ten, and three for the slow methods of the preset paper."""
+    data_dir: DataFolder = None
+    """Folder of the image sets; see `onefold data`."""
+    execution: EngineOptions = field(default_factory=EngineOptions)
+
+    def __call__(self) -> int:
+        from onefold.cli import bench
+
+        return bench.run(self)
 
 
-class _Given(NamedTuple):
-    """What a fit is given: data to train and to calibrate on, perhaps contexts, and the sources behind them."""
+@dataclass(frozen=True)
+class Ablate(Job):
+    """Measure what each choice in CSD contributes: initialisation, kernel, pairs, contexts, score.
 
-    train: Source
-    held_out: Source
-    context: Source | None
-    sources: list[Source]
+    One table on FashionMNIST and KMNIST, with three seeds. The same command resumes a stopped run.
 
+    For example:
 
-def _given(job: FitJob, picture: Picture | None) -> _Given:
-    """Open all that a job names; what is read beside the data is read in the form of the data."""
-    with show_spinner("reading"):
-        data = open_source(job.data, form=picture if Path(job.data).is_dir() else None)
-        form = form_of(data)
-        calibrate = None if job.calibrate is None else open_source(job.calibrate, form=form, name=job.calibrate)
-        context = None if job.context is None else open_source(job.context, form=form, name=job.context)
-    sources = [source for source in (data, calibrate, context) if source is not None]
-    if calibrate is None:
-        if isinstance(data, ImageFolder):  # those that can be read are only known when all have been
-            deque(track_progress(data.batches(FEW), _total(data), "looking at images"), maxlen=0)
-        data, calibrate = split(data, SET_APART, job.seed)
-    context = None if context is None else _watched(context, "reading contexts")
-    return _Given(_watched(data, "reading"), _watched(calibrate, "calibrating"), context, sources)
+        onefold bench ablate -o results/ablation
+    """
 
+    out: Annotated[Path, Out]
+    """Folder of the results, such as results/ablation."""
+    preset: Literal["ablate", "smoke"] = "ablate"
+    """ablate: all data. smoke: embedded data, a few seconds a unit."""
+    ids: tuple[str, ...] = ()
+    """Familiar sets, to replace those two."""
+    seeds: tuple[int, ...] = ()
+    """Seeds; by default three."""
+    data_dir: DataFolder = None
+    """Folder of the image sets; see `onefold data`."""
+    execution: EngineOptions = field(default_factory=EngineOptions)
 
-def _watched(source: Source, label: str) -> Source:
-    return track(source, partial(track_progress, total=_total(source), label=label))
+    def __call__(self) -> int:
+        from onefold.cli import bench
 
-
-def _total(source: Source) -> int | None:
-    """How many samples there will be at most, if that can be told without reading them."""
-    if isinstance(source, ImageFolder):
-        return len(source.files)
-    return len(source) if isinstance(source, IndexedSource) else None
+        return bench.ablate(self)
 
 
-def _detector(job: FitJob, net: Model | None) -> Any:
-    """The detector of a job, before its data is looked at: options that do not go together are refused here."""
-    check_rate(job.fpr)
-    if job.method not in METHODS:
-        raise InputError(f"method must be one of {', '.join(METHODS)}, not {job.method!r}")
-    if job.context is not None and job.method != "csd":
-        raise InputError(f"--context is for the method csd: {job.method} has no use for it")
-    if job.model is not None and job.method == "rnd":
-        raise InputError("--model is for the methods csd, gp and knn: rnd has networks of its own")
-    if job.layer is not None and job.model is None:
-        raise InputError("--layer is a layer of a model: name the model with --model")
-    if job.steps is not None and job.method not in ("csd", "rnd"):
-        raise InputError(f"--steps is for the methods csd and rnd: {job.method} is a closed form")
-    keywords: dict[str, Any] = {"seed": job.seed, "device": job.device}
-    if net is not None:
-        keywords["kernel"] = from_model(net, job.layer)
-    detector: Any = METHODS[job.method](**keywords)
-    if job.steps is not None:
-        warmup = min(detector.recipe.warmup, job.steps // 4)
-        detector.recipe = replace(detector.recipe, steps=job.steps, warmup=warmup)
-    return detector
+@dataclass(frozen=True)
+class BenchSearch(Job):
+    """Search a method's learning rates over the paper's grids, in two stages, by AUROC on one set.
+
+    Finished trials are kept in OUT/search.journal (Optuna) and are not repeated.
+
+    For example:
+
+        onefold bench search csd -o results/search
+    """
+
+    method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="METHOD")]
+    """ens3, laplace, sgmcmc, mcd, rnd or csd."""
+    out: Annotated[Path, Out]
+    """Folder of the trials."""
+    preset: Literal["paper", "quick", "smoke"] = "quick"
+    """As for `onefold bench run`."""
+    ids: tuple[str, ...] = ()
+    """Familiar set, followed by the unfamiliar sets; by default FashionMNIST against the others."""
+    data_dir: DataFolder = None
+    """Folder of the image sets; see `onefold data`."""
+    execution: EngineOptions = field(default_factory=EngineOptions)
+
+    def __call__(self) -> int:
+        from onefold.cli import bench
+
+        return bench.search(self)
 
 
-def _check_places(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) -> None:
-    """Find out now, not after an hour, that a file cannot be written, or that it would replace what is read."""
-    taken = {Path(given).resolve() for given in inputs if given is not None}
-    for path in outputs:
-        if path.is_dir():
-            raise InputError(f"{path} is a folder: name a file")
-        if path.resolve() in taken:
-            raise InputError(f"{path} is read and written by this command: write to another file")
-        taken.add(path.resolve())
-        folder = storage.resolve_output(path).parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise InputError(f"{path}: a file is in the place of its folder") from None
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"{folder}: cannot be written to")
+@dataclass(frozen=True)
+class ListMethods(Job):
+    """List the methods and presets of the benchmark.
+
+    For example:
+
+        onefold bench methods
+    """
+
+    def __call__(self) -> None:
+        from onefold.cli import bench
+
+        bench.list_methods()
 
 
-def _check_part(part: Path) -> None:
-    """A state that cannot be gone on from is better known before the data is read."""
-    if part.exists():
-        try:
-            storage.load(part, CHECKPOINT)
-        except FileError as error:
-            raise FileError(f"{error}; delete it to begin anew") from None
+# --- reinforcement learning -------------------------------------------------------------------------------------------
 
 
-def _check_enough(held_out: Source, job: FitJob) -> None:
-    """Enough samples to calibrate on, found out before the training."""
-    needed, count = math.ceil(1 / job.fpr - 1e-9) - 1, 0
-    for batch in held_out.batches(max(1, min(needed, FEW))):
-        count += batch_length(batch)
-        if count >= needed:
-            return
-    there = f"a fifth of {job.data} is" if job.calibrate is None else f"{job.calibrate} has"
-    raise InputError(
-        f"{there} {count} samples, and --fpr {job.fpr:g} needs {needed} to calibrate on: give more data, "
-        "other familiar data with --calibrate, or a larger --fpr"
-    )
+@dataclass(frozen=True)
+class RunOptions:
+    """How the run is computed. These options do not change its settings."""
+
+    workers: int | None = None
+    """Number of processes for the environments."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; by default a quarter of all frames, and at least one every 15 minutes."""
+    device: Device = "auto"
+    """Device of the networks."""
 
 
-@contextmanager
-def _called(name: str) -> Iterator[None]:
-    """Errors say x where the library cannot know that the data has a name."""
-    try:
-        yield
-    except InputError as error:
-        text = str(error)
-        raise InputError(name + text[1:] if text.startswith("x: ") else text) from None
+@dataclass(frozen=True)
+class Train(Job):
+    """Train an agent in an environment: Rainbow with a CSD bonus, or one of four other agents.
+
+    The output folder gets settings.json, progress.csv, episodes.csv, visits.json, networks.safetensors (to share), a
+    checkpoint, and TensorBoard files if TensorBoard is installed. `onefold rl resume DIR` resumes a stopped run.
+
+    For example:
+
+        onefold rl train -o runs/chain --env chain-20 --frames 50000
+    """
+
+    out: Annotated[Path, Out]
+    """Folder of the run, such as runs/csd-sparse-0."""
+    agent: Literal["dqn", "bdqn", "rnd", "ids", "csd"] = "csd"
+    """dqn: epsilon-greedy. bdqn: ten members with random priors. rnd: Rainbow with an RND bonus. ids:
+    information-directed sampling. csd: Rainbow with a CSD bonus."""
+    env: str = "my-way-home-sparse"
+    """my-way-home-dense, -sparse or -very-sparse; chain-N; deep-sea-N; a Gymnasium id; or my_package:MyEnv-v0, where
+    importing my_package registers the environment. Observations are vectors or grey images, actions are Discrete."""
+    frames: float = 5e6
+    """Frames of all environments together."""
+    seed: int = 0
+    """Random seed."""
+    settings: Settings = ()
+    """Other settings, named as in settings.json: learning.target_period=2000 agent.lr=1e-3."""
+    environments: int | None = None
+    """Number of environments at once; by default 16 for MyWayHome and 4 for small environments."""
+    execution: RunOptions = field(default_factory=RunOptions)
+
+    def __call__(self) -> None:
+        from onefold.cli import rl
+
+        rl.train(self)
+
+    @property
+    def resume_hint(self) -> str:
+        return _resume_command(self.out, self.env)
 
 
-def _contents(detector: Detector, *, samples: bool = True) -> Finding:
-    """What of the training data the file of a detector holds, saved with these `samples`."""
-    state = detector.state
-    raw = state.stored_samples if samples else []
-    count, size = sum(map(batch_length, raw)), sum(t.nbytes for batch in raw for t in batch_tensors(batch))
-    amount, more = (f"{count:,}", f" ({human(size)}; --no-samples leaves them out)") if raw else ("no", "")
-    if state.stored_features:
-        more += f", and the features of {state.stored_features:,} training samples"
-    return Finding("samples", count, None, f"the file holds {amount} raw training samples{more}")
+@dataclass(frozen=True)
+class Resume(Job):
+    """Resume a stopped run from its last checkpoint, or train a finished one longer with --frames.
+
+    For example:
+
+        onefold rl resume runs/chain --frames 100000
+    """
+
+    run: RunFolder
+    """Folder of the run."""
+    frames: float | None = None
+    """Frames in total; more than the run has. Schedules keep the lengths in settings.json."""
+    env: str | None = None
+    """Environment of the run, if its name is module:Id, to import the module. No module is imported because a run's
+    folder names it."""
+    execution: RunOptions = field(default_factory=RunOptions)
+
+    def __call__(self) -> None:
+        from onefold.cli import rl
+
+        rl.resume(self)
+
+    @property
+    def resume_hint(self) -> str:
+        return _resume_command(self.run, self.env)
 
 
-def _count(detector: Detector) -> int:
-    return detector.state.samples_seen
+@dataclass(frozen=True)
+class GridOptions:
+    """Where the runs are computed."""
+
+    engine: Engine = "serial"
+    """One after another, in processes of this machine, or on the Ray cluster in RAY_ADDRESS."""
+    workers: int | None = None
+    """Number of concurrent runs."""
+    device: Device = "auto"
+    """Device of the networks."""
 
 
-def _name_skipped(sources: Sequence[Source], out: Path) -> list[str]:
-    """Name the images that could not be read in a file beside the output, and say how many they were."""
-    folders = [source for source in sources if isinstance(source, ImageFolder)]
-    lines = [f"{str(folder.path / name)!r}: {why}\n" for folder in folders for name, why in folder.skipped.items()]
-    log = out.with_name(out.name + ".skipped.txt")
-    if not lines:
-        log.unlink(missing_ok=True)  # of an earlier run: it would be wrong now
-        return []
-    write_bytes(log, "".join(lines).encode("utf-8", "backslashreplace"))
-    return [f"{'1 image' if len(lines) == 1 else f'{len(lines)} images'} could not be read: named in {log}"]
+@dataclass(frozen=True)
+class Grid(Job):
+    """Train agents x environments x seeds, one folder each below OUT.
+
+    Finished runs are skipped and stopped runs are resumed. `onefold report OUT` shows the curves.
+
+    For example:
+
+        onefold rl grid -o runs/grid --agents dqn csd --envs chain-20 --frames 50000
+    """
+
+    out: Annotated[Path, Out]
+    """Folder of the runs."""
+    agents: tuple[str, ...] = ("dqn", "bdqn", "rnd", "ids", "csd")
+    """Agents."""
+    envs: tuple[str, ...] = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
+    """Environments."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds."""
+    frames: float = 5e6
+    """Frames of each run."""
+    settings: Settings = ()
+    """Other settings for all runs: learning.target_period=2000 learning.batch_size=128."""
+    checkpoint: float | None = None
+    """Frames between two checkpoints; by default a quarter of a run, and at least one every 15 minutes."""
+    execution: GridOptions = field(default_factory=GridOptions)
+
+    def __call__(self) -> int:
+        from onefold.cli import rl
+
+        return rl.grid(self)
+
+    @property
+    def resume_hint(self) -> str:
+        return RERUN
+
+
+@dataclass(frozen=True)
+class RLSearch(Job):
+    """Search an agent's learning rates over the paper's grid, by the return at the end of training.
+
+    Finished trials are not repeated.
+
+    For example:
+
+        onefold rl search csd -o runs/search --env chain-20 --frames 50000 --trials 4
+    """
+
+    agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
+    """dqn, bdqn, rnd, ids or csd."""
+    out: Annotated[Path, Out]
+    """Folder of the trials."""
+    env: str = "my-way-home-sparse"
+    """Environment."""
+    frames: float = 5e6
+    """Frames of each trial."""
+    seed: int = 0
+    """Random seed of each trial, and of the choice of trials."""
+    trials: int | None = None
+    """Largest number of grid points; they are drawn at random."""
+    settings: Settings = ()
+    """Other settings for all trials, as for `onefold rl grid`."""
+    execution: GridOptions = field(default_factory=GridOptions)
+
+    def __call__(self) -> int:
+        from onefold.cli import rl
+
+        return rl.search(self)
+
+    @property
+    def resume_hint(self) -> str:
+        return RERUN
+
+
+@dataclass(frozen=True)
+class Eval(Job):
+    """Run a trained agent for some episodes and print its return.
+
+    For example:
+
+        onefold rl eval runs/chain --episodes 100
+    """
+
+    run: RunFolder
+    """Folder of a run, or its networks.safetensors."""
+    episodes: int = 20
+    """Number of episodes."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Random seed of the first states."""
+    env: str | None = None
+    """Environment of the run, if its name is module:Id, to import the module."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        from onefold.cli import rl
+
+        rl.evaluate(self)
+
+
+@dataclass(frozen=True)
+class Watch(Job):
+    """Write a film, GIF or MP4, of a trained agent in MyWayHome; other environments have no pictures.
+
+    For example:
+
+        onefold rl watch runs/csd-sparse-0 -o play.gif
+    """
+
+    run: RunFolder
+    """Folder of a run, or its networks.safetensors."""
+    out: Annotated[Path, OutFile]
+    """File to write: play.gif, or play.mp4 (`pip install 'onefold[video]'`)."""
+    epsilon: float = 0.01
+    """Share of random actions."""
+    seed: int = 0
+    """Random seed of the first state."""
+
+    def __call__(self) -> None:
+        from onefold.cli import rl
+
+        rl.watch(self)
+
+
+def _resume_command(out: Path, env: str | None) -> str:
+    option = f" --env {env}" if env and ":" in env else ""
+    return f"Resume with: onefold rl resume {out}{option}" if (out / "settings.json").exists() else ""

@@ -1,335 +1,166 @@
-"""`onefold rl`: train agents, go on with them, see how they do."""
+"""`onefold rl`: train agents, resume runs, evaluate trained agents."""
 
 import contextlib
 import json
+import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import tyro
+import numpy as np
 
+from onefold.cli.files import print_lines
+from onefold.cli.jobs import Eval, Grid, Resume, RLSearch, RunOptions, Train, Watch
+from onefold.core.batches import whole
+from onefold.errors import FileError, InputError
 from onefold.rl.console import check_runs, show_episodes, show_outcomes, show_total, show_training
 
-Out = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
-RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Settings = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE …")]
-Device = Literal["auto", "cpu", "cuda"]
-Engine = Literal["serial", "processes", "ray"]
+BEST = 5  # trials that a search prints
 
 
-@dataclass(frozen=True)
-class Train:
-    """Train an agent: Rainbow with a CSD bonus, or one of its rivals, in a world with a far goal.
+def train(job: Train) -> None:
+    """Train a new run."""
+    from onefold.rl.runs import train as train_run
+    from onefold.rl.settings import make_run, override_settings
 
-    The folder gets settings.json, progress.csv, episodes.csv, visits.json, networks.safetensors (to share), a
-    checkpoint to go on from (`onefold rl resume DIR`), and files for TensorBoard where it is installed.
-    """
-
-    out: Out
-    """Folder of the run, for example runs/csd-sparse-0."""
-    agent: Literal["dqn", "bdqn", "rnd", "ids", "csd"] = "csd"
-    """ε-greedy alone; ten members with random priors; Rainbow with an RND bonus; information-directed; with CSD's."""
-    env: str = "my-way-home-sparse"
-    """my-way-home-dense, -sparse, -very-sparse; chain-N, deep-sea-N; an id of Gymnasium's; or one of your own, as
-    my_package:MyEnv-v0, where importing my_package registers it. Observations are vectors or grey images, actions
-    Discrete."""
-    frames: float = 5e6
-    """Of all environments together."""
-    seed: int = 0
-    """Everything random follows from it."""
-    settings: Settings = ()
-    """Other settings than the agent's own, named as in settings.json: learning.target_period=2000 agent.lr=1e-3."""
-    environments: int | None = None
-    """At once; 16 for MyWayHome, 4 for small worlds."""
-    workers: int | None = None
-    """Processes that run them."""
-    checkpoint: float | None = None
-    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
-    device: Device = "auto"
-    """Where to learn."""
-
-    @property
-    def onward(self) -> str:
-        return _onward(self.out, self.env)
-
-    def __call__(self) -> None:
-        from onefold.rl.runs import train
-        from onefold.rl.settings import make_run, override_settings
-
-        _look_here(self.env)
-        run = make_run(self.agent, self.env, _count(self.frames, "--frames"), self.seed, self.environments)
-        run = override_settings(run, self.settings)
-        how = _how(self.device, self.workers, self.checkpoint)
-        check_runs([run])
-        show_training(train(run, self.out, **how), run, self.device)
-        _trained(self.out, self.env)
+    allow_local_modules(job.env)
+    settings = make_run(job.agent, job.env, whole(job.frames, "frames"), job.seed, job.environments)
+    settings = override_settings(settings, job.settings)
+    options = run_options(job.execution)
+    check_runs([settings])
+    show_training(train_run(settings, job.out, **options), settings, job.execution.device)
+    print_next(job.out, job.env)
 
 
-@dataclass(frozen=True)
-class Resume:
-    """Go on with a run that was stopped or killed, from its last checkpoint, or train it longer with --frames."""
+def resume(job: Resume) -> None:
+    """Resume a run, or train it longer."""
+    from onefold.rl.run_folder import RunFolder
+    from onefold.rl.runs import extend_run
+    from onefold.rl.runs import resume as resume_run
 
-    run: RunFolder
-    """Its folder."""
-    frames: float | None = None
-    """Train for so many frames in all, more than the run was to make. Schedules keep their lengths in settings.json."""
-    env: str | None = None
-    """The run's environment, to import its module, if it is module:Id. A run's folder never has a module imported."""
-    workers: int | None = None
-    """Processes that run the environments."""
-    checkpoint: float | None = None
-    """Frames between two checkpoints; if it is not said, a quarter of them all, and at least one every 15 minutes."""
-    device: Device = "auto"
-    """Where to learn."""
-
-    @property
-    def onward(self) -> str:
-        return _onward(self.run, self.env)
-
-    def __call__(self) -> None:
-        from onefold.errors import FileError
-        from onefold.rl.run_folder import RunFolder
-        from onefold.rl.runs import extend_run, resume
-
-        frames = _maybe(self.frames, "--frames")
-        run = extend_run(RunFolder(self.run).read_run(), frames)
-        _import(self.env, run.environment)
-        with contextlib.suppress(FileError):  # networks that are damaged will be written anew
-            if RunFolder(self.run).trained_frames() >= run.frames:
-                print(f"{self.run}: has been trained to its end before; --frames trains it longer")
-                return
-        show_training(
-            resume(self.run, frames=frames, **_how(self.device, self.workers, self.checkpoint)), run, self.device
-        )
-        _trained(self.run, run.environment)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Many runs: agents, worlds and seeds, one folder each under OUT. What is done is skipped, what was killed goes on.
-
-    Look at the curves with `onefold report OUT`.
-    """
-
-    out: Out
-    """Folder of the runs."""
-    agents: tuple[str, ...] = ("dqn", "bdqn", "rnd", "ids", "csd")
-    """Which agents."""
-    envs: tuple[str, ...] = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
-    """Which worlds."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Which seeds."""
-    frames: float = 5e6
-    """Of each run."""
-    settings: Settings = ()
-    """Other settings than the agents' own, for all of them: learning.target_period=2000 learning.batch_size=128."""
-    engine: Engine = "serial"
-    """One after another, in processes of this machine, or on the Ray cluster that RAY_ADDRESS names."""
-    workers: int | None = None
-    """How many at a time."""
-    checkpoint: float | None = None
-    """Frames between two checkpoints; if it is not said, a quarter of a run, and at least one every 15 minutes."""
-    device: Device = "auto"
-    """Where to learn."""
-
-    @property
-    def onward(self) -> str:
-        return "the same command"
-
-    def __call__(self) -> int:
-        from onefold.rl.grid import plan_grid, run_jobs
-
-        how: dict[str, Any] = {"device": self.device, "checkpoint_every": _maybe(self.checkpoint, "--checkpoint")}
-        frames = _count(self.frames, "--frames")
-        _look_here(*self.envs)
-        planned = plan_grid(self.agents, self.envs, self.seeds, frames, self.out, self.settings, **how)
-        check_runs([job.run for job in planned], elsewhere=self.engine == "ray")
-        with show_total(planned):
-            failed = show_outcomes(run_jobs(planned, self.engine, _maybe(self.workers, "--workers")))
-        if len(failed) < len(planned):
-            print(f"Runs: {self.out}; look at them with: onefold report {self.out}")
-        return 1 if failed else 0
-
-
-@dataclass(frozen=True)
-class Search:
-    """Search an agent's rates over the paper's grid, by the return at the end. Done trials are not done again."""
-
-    agent: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
-    """dqn, bdqn, rnd, ids or csd."""
-    out: Out
-    """Folder of the trials."""
-    env: str = "my-way-home-sparse"
-    """Where."""
-    frames: float = 5e6
-    """Of each trial."""
-    seed: int = 0
-    """Of each trial, and of which are tried if not all."""
-    trials: int | None = None
-    """At most so many points of the grid, drawn at random."""
-    settings: Settings = ()
-    """Other settings than the agent's own, for all trials, as for `onefold rl grid`."""
-    engine: Engine = "serial"
-    """As for `onefold rl grid`."""
-    workers: int | None = None
-    """How many at a time."""
-    device: Device = "auto"
-    """Where to learn."""
-
-    @property
-    def onward(self) -> str:
-        return "the same command"
-
-    def __call__(self) -> int:
-        from onefold.rl.grid import final_return, plan_search, run_jobs
-
-        frames, most = _count(self.frames, "--frames"), _maybe(self.trials, "--trials")
-        _look_here(self.env)
-        planned = plan_search(
-            self.agent, self.env, frames, self.seed, self.out, most, self.settings, device=self.device
-        )
-        check_runs([job.run for job in planned], elsewhere=self.engine == "ray")
-        with show_total(planned):
-            failed = show_outcomes(run_jobs(planned, self.engine, _maybe(self.workers, "--workers")))
-        found = {job.out.name: final_return(job.out) for job in planned if job.out.name not in failed}
-        known = {name: value for name, value in found.items() if value == value}  # not so if no episode ended
-        if known:
-            print("The best, by the mean return of episodes in the last tenth of the frames:")
-        for name in sorted(known, key=lambda name: -known[name])[:5]:
-            print(f"{name}: return {known[name]:.4f}")
-        return 1 if failed else 0
-
-
-@dataclass(frozen=True)
-class Eval:
-    """Let a trained agent play, and say how well it does."""
-
-    run: RunFolder
-    """A run's folder, or its networks.safetensors."""
-    episodes: int = 20
-    """How many."""
-    epsilon: float = 0.01
-    """Share of random actions."""
-    seed: int = 0
-    """Of where episodes start."""
-    env: str | None = None
-    """The run's environment, to import its module, if it is module:Id."""
-    json: bool = False
-    """Print JSON."""
-
-    def __call__(self) -> None:
-        import numpy as np
-
-        from onefold.rl.play import Player
-        from onefold.rl.registry import has_goal
-
-        count = _count(self.episodes, "--episodes")
-        _import(self.env)
-        player = Player(self.run, self.seed, self.epsilon)
-        _import(self.env, player.run.environment)
-        played, goal = list(show_episodes(player.play(count), count)), has_goal(player.run.environment)
-        found = {
-            "episodes": len(played),
-            "return": float(np.mean([p.reward for p in played])),
-            "success": float(np.mean([p.reached for p in played])) if goal else None,
-            "length": float(np.mean([p.length for p in played])),
-        }
-        if self.json:
-            print(json.dumps(found))
+    frames = optional_count(job.frames, "frames")
+    settings = extend_run(RunFolder(job.run).read_run(), frames)
+    import_module_of(job.env, settings.environment)
+    with contextlib.suppress(FileError):  # damaged networks are written again at the end
+        if RunFolder(job.run).trained_frames() >= settings.frames:
+            print_lines(f"{job.run}: already trained to its end. --frames trains it longer.")
             return
-        reached = f"goal reached in {found['success']:.0%}, " if goal else ""
-        episodes = "1 episode" if count == 1 else f"{count:,} episodes"
-        print(f"{episodes}: return {found['return']:.3f}, {reached}{found['length']:.0f} steps on average")
+    progress = resume_run(job.run, frames=frames, **run_options(job.execution))
+    show_training(progress, settings, job.execution.device)
+    print_next(job.run, settings.environment)
 
 
-@dataclass(frozen=True)
-class WatchIt:
-    """Write a moving picture, GIF or MP4, of a trained agent at play in MyWayHome; other worlds have no screen."""
+def grid(job: Grid) -> int:
+    """Train or resume the runs of a grid."""
+    from onefold.rl.grid import plan_grid, run_jobs
 
-    run: RunFolder
-    """A run's folder, or its networks.safetensors."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
-    """Where to: play.gif, or play.mp4 (`pip install 'onefold[video]'`)."""
-    epsilon: float = 0.01
-    """Share of random actions."""
-    seed: int = 0
-    """Of where the episode starts."""
-
-    def __call__(self) -> None:
-        from onefold.rl.play import Player
-        from onefold.rl.video import VideoFile
-
-        movie = VideoFile(self.out)
-        played = next(Player(self.run, self.seed, self.epsilon).play(1, views=True))
-        movie.write(played)
-        end = "reached the goal" if played.reached else "did not reach the goal"
-        print(f"{self.out}: {played.length} steps, {end}")
+    execution = job.execution
+    options: dict[str, Any] = {
+        "device": execution.device,
+        "checkpoint_every": optional_count(job.checkpoint, "checkpoint"),
+    }
+    frames = whole(job.frames, "frames")
+    allow_local_modules(*job.envs)
+    runs = plan_grid(job.agents, job.envs, job.seeds, frames, job.out, job.settings, **options)
+    check_runs([run.run for run in runs], elsewhere=execution.engine == "ray")
+    with show_total(runs):
+        failed = show_outcomes(run_jobs(runs, execution.engine, optional_count(execution.workers, "workers")))
+    if len(failed) < len(runs):
+        print_lines(f"Runs: {job.out}; look at them with: onefold report {job.out}")
+    return 1 if failed else 0
 
 
-@dataclass(frozen=True)
-class RL:
-    """Exploration: the paper's agents in ViZDoom and in small worlds."""
+def search(job: RLSearch) -> int:
+    """Run the trials and print the best ones."""
+    from onefold.rl.grid import final_return, plan_search, run_jobs
 
-    what: Annotated[
-        Annotated[Train, tyro.conf.subcommand("train")]
-        | Annotated[Resume, tyro.conf.subcommand("resume")]
-        | Annotated[Grid, tyro.conf.subcommand("grid")]
-        | Annotated[Search, tyro.conf.subcommand("search")]
-        | Annotated[Eval, tyro.conf.subcommand("eval")]
-        | Annotated[WatchIt, tyro.conf.subcommand("watch")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def __call__(self) -> int:
-        return self.what() or 0
-
-
-def _onward(out: Path, env: str | None) -> str:
-    """How to go on with a run that was stopped; if it had not begun, by the same command."""
-    named = f" --env {env}" if env and ":" in env else ""
-    return f"onefold rl resume {out}{named}" if (out / "settings.json").exists() else ""
+    execution = job.execution
+    frames, limit = whole(job.frames, "frames"), optional_count(job.trials, "trials")
+    allow_local_modules(job.env)
+    runs = plan_search(job.agent, job.env, frames, job.seed, job.out, limit, job.settings, device=execution.device)
+    check_runs([run.run for run in runs], elsewhere=execution.engine == "ray")
+    with show_total(runs):
+        failed = show_outcomes(run_jobs(runs, execution.engine, optional_count(execution.workers, "workers")))
+    returns = {run.out.name: final_return(run.out) for run in runs if run.out.name not in failed}
+    returns = {name: value for name, value in returns.items() if not math.isnan(value)}  # NaN: no episode ended
+    if returns:
+        print("Best trials by the mean return of episodes in the last tenth of the frames:")
+    for name in sorted(returns, key=lambda name: -returns[name])[:BEST]:
+        print(f"{name}: return {returns[name]:.4f}")
+    return 1 if failed else 0
 
 
-def _look_here(*envs: str) -> None:
-    """Have modules of the working folder imported, too, if one is named."""
+def evaluate(job: Eval) -> None:
+    """Run a trained agent and print its mean return."""
+    from onefold.rl.play import Player
+    from onefold.rl.registry import has_goal
+
+    count = whole(job.episodes, "episodes")
+    import_module_of(job.env)
+    player = Player(job.run, job.seed, job.epsilon)
+    import_module_of(job.env, player.run.environment)
+    episodes, goal = list(show_episodes(player.play(count), count)), has_goal(player.run.environment)
+    means = {
+        "episodes": len(episodes),
+        "return": float(np.mean([episode.reward for episode in episodes])),
+        "success": float(np.mean([episode.reached for episode in episodes])) if goal else None,
+        "length": float(np.mean([episode.length for episode in episodes])),
+    }
+    if job.json:
+        print(json.dumps(means))
+        return
+    success = f"goal reached in {means['success']:.0%}, " if goal else ""
+    number = "1 episode" if count == 1 else f"{count:,} episodes"
+    print(f"{number}: return {means['return']:.3f}, {success}{means['length']:.0f} steps on average")
+
+
+def watch(job: Watch) -> None:
+    """Write a film of one episode."""
+    from onefold.rl.play import Player
+    from onefold.rl.video import VideoFile
+
+    video = VideoFile(job.out)
+    episode = next(Player(job.run, job.seed, job.epsilon).play(1, views=True))
+    video.write(episode)
+    end = "reached the goal" if episode.reached else "did not reach the goal"
+    print_lines(f"{job.out}: {episode.length} steps, {end}")
+
+
+def allow_local_modules(*envs: str) -> None:
+    """Make modules in the working folder importable if an environment is module:Id."""
     if any(":" in env for env in envs) and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
 
-def _import(env: str | None, environment: str | None = None) -> None:
-    """Import the module that was named with --env, which must be that of the run."""
-    from onefold.errors import InputError
+def import_module_of(env: str | None, environment: str | None = None) -> None:
+    """Import the module in --env, which must be the environment of the run."""
     from onefold.rl.registry import import_environment
 
     if env is None:
         return
     if environment not in (None, env):
-        raise InputError(f"--env: the run's environment is {environment} (got {env})")
-    _look_here(env)
+        raise InputError(f"the run's environment is {environment} (got {env})", argument="env")
+    allow_local_modules(env)
     import_environment(env)
 
 
-def _how(device: str, workers: int | None, checkpoint: float | None) -> dict[str, Any]:
+def run_options(execution: RunOptions) -> dict[str, Any]:
+    """Return the options of a run as arguments of the library."""
     return {
-        "device": device,
-        "workers": _maybe(workers, "--workers"),
-        "checkpoint_every": _maybe(checkpoint, "--checkpoint"),
+        "device": execution.device,
+        "workers": optional_count(execution.workers, "workers"),
+        "checkpoint_every": optional_count(execution.checkpoint, "checkpoint"),
     }
 
 
-def _maybe(value: float | None, name: str) -> int | None:
-    return None if value is None else _count(value, name)
+def optional_count(value: float | None, name: str) -> int | None:
+    """Return a count as an int; it may be a float such as 5e6, or None."""
+    return None if value is None else whole(value, name)
 
 
-def _count(value: float, name: str) -> int:
-    from onefold.core.batches import whole
-
-    return whole(value, name)
-
-
-def _trained(out: Path, environment: str) -> None:
+def print_next(out: Path, environment: str) -> None:
+    """Print the command that shows a trained run."""
     from onefold.rl.registry import DOOM_VARIANTS
 
-    look = f"onefold rl watch {out} -o play.gif" if environment in DOOM_VARIANTS else f"onefold report {out}"
-    print(f"Trained: {out}; look at it with: {look}")
+    command = f"onefold rl watch {out} -o play.gif" if environment in DOOM_VARIANTS else f"onefold report {out}"
+    print_lines(f"Trained: {out}; look at it with: {command}")

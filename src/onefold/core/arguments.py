@@ -26,7 +26,7 @@ def check_integer(value: Any, name: str, low: int = 1, high: int | None = None) 
         integer = None
     if integer is None or integer < low or (high is not None and integer > high):
         bounds = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
-        raise InputError(f"{name} must be an integer {bounds}, not {_describe(value)}")
+        raise InputError(f"must be an integer {bounds}, not {_describe(value)}", argument=name)
     return integer
 
 
@@ -50,38 +50,38 @@ def check_number(
             if (low, high, closed) == (0, math.inf, "neither")
             else f"number in {left}{low:g}, {high:g}{right}"
         )
-        raise InputError(f"{name} must be a {bounds}, not {_describe(value)}")
+        raise InputError(f"must be a {bounds}, not {_describe(value)}", argument=name)
     return number
 
 
 def check_sizes(value: Any, name: str) -> tuple[int, ...]:
     """Return the sizes of layers as a tuple: at most 64 integers from 1 to 2²⁰."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > 64:
-        raise InputError(f"{name} must be at most 64 layer sizes, as (256, 256), not {_describe(value)}")
-    return tuple(check_integer(size, f"every size in {name}", 1, MAX_SIZE) for size in value)
+        raise InputError(f"must be at most 64 layer sizes, as (256, 256), not {_describe(value)}", argument=name)
+    return tuple(check_integer(size, f"{name}[{i}]", 1, MAX_SIZE) for i, size in enumerate(value))
 
 
 def check_choice(value: Any, name: str, choices: Collection[str]) -> Any:
     """Return `value` if it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {_describe(value)}")
+        raise InputError(f"must be one of {', '.join(choices)}, not {_describe(value)}", argument=name)
     return value
 
 
 def check_instance(value: Any, name: str, kind: type[Instance]) -> Instance:
     """Return `value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
-        raise InputError(f"{name} must be of class {kind.__name__}, not {_describe(value)}")
+        raise InputError(f"must be of class {kind.__name__}, not {_describe(value)}", argument=name)
     return value
 
 
 def check_path(path: Any, name: str = "path") -> Path:
     """Return `path` as a Path."""
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{name} must be text or a path, not {_describe(path)}")
+        raise InputError(f"must be text or a path, not {_describe(path)}", argument=name)
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{name} must be the name of a file, not {_describe(text)}")
+        raise InputError(f"must be the name of a file, not {_describe(text)}", argument=name)
     return Path(path)
 
 

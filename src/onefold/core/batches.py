@@ -13,25 +13,30 @@ from onefold.core.memory import available, require
 from onefold.errors import InputError
 from onefold.types import ArrayLike, Batch
 
+DEVICE_HINT = "Use 'auto', 'cpu', 'cuda' or 'cuda:1'."
+
 
 def as_labels(y: ArrayLike, n: int, name: str = "y") -> Tensor:
     """Return class labels 0, 1, … as int64 [N]."""
     labels = as_tensor(y, name)
     if labels.ndim != 1 or len(labels) != n:
         raise InputError(
-            f"{name}: shape {tuple(labels.shape)} does not fit {n} samples. "
-            f"Pass one class label for each of the {n} samples."
+            f"shape {tuple(labels.shape)} does not fit {n} samples",
+            argument=name,
+            hint=f"Pass one class label for each of the {n} samples.",
         )
     if labels.is_floating_point() and not torch.equal(labels, labels.round()):
-        raise InputError(f"{name}: some values are not whole numbers. Pass class labels 0, 1, 2 ….")
+        raise InputError("some values are not whole numbers", argument=name, hint="Pass class labels 0, 1, 2 ….")
     if labels.min() < 0:
-        raise InputError(f"{name}: some class labels are negative. Pass class labels 0, 1, 2 ….")
+        raise InputError("some class labels are negative", argument=name, hint="Pass class labels 0, 1, 2 ….")
     if not labels.max() < n:
         raise InputError(
-            f"{name}: class label {float(labels.max()):g} is too large for {n} samples. Number the classes 0, 1, 2 …."
+            f"class label {float(labels.max()):g} is too large for {n} samples",
+            argument=name,
+            hint="Number the classes 0, 1, 2 ….",
         )
     if labels.min() == labels.max():
-        raise InputError(f"{name}: one class only. Pass labels of at least 2 classes.")
+        raise InputError("one class only", argument=name, hint="Pass labels of at least 2 classes.")
     return labels.long()
 
 
@@ -43,7 +48,7 @@ def check_seed(seed: int) -> int:
 def whole(value: float, name: str, least: int = 1) -> int:
     """Return a count as an int; it may be a float such as 5e6."""
     if not (isinstance(value, int | float) and math.isfinite(value) and value == int(value) and value >= least):
-        raise InputError(f"{name}: {value} is not a count. Pass a whole number of at least {least}.")
+        raise InputError(f"{value} is not a count", argument=name, hint=f"Pass a whole number of at least {least}.")
     return int(value)
 
 
@@ -55,15 +60,16 @@ def pick_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InputError(f"device {device!r} is unknown. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.") from None
+        raise InputError(f"{device!r} is unknown", argument="device", hint=DEVICE_HINT) from None
     if chosen.type == "mps":
-        raise InputError("device 'mps' is not supported: Apple's GPU has no float64. Use device='cpu'.")
+        raise InputError("'mps' is not supported, as Apple's GPU has no float64", argument="device", hint="Use 'cpu'.")
     if chosen.type not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is not supported. Use 'auto', 'cpu', 'cuda' or 'cuda:1'.")
+        raise InputError(f"{device!r} is not supported", argument="device", hint=DEVICE_HINT)
     if chosen.type == "cuda" and not (chosen.index or 0) < torch.cuda.device_count():
         raise InputError(
-            f"device {device!r} is not available (torch sees {torch.cuda.device_count()} CUDA devices). "
-            "Use device='auto' or 'cpu'."
+            f"{device!r} is not available (torch sees {torch.cuda.device_count()} CUDA devices)",
+            argument="device",
+            hint="Use 'auto' or 'cpu'.",
         )
     return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
@@ -71,7 +77,7 @@ def pick_device(device: str) -> torch.device:
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Return a whole data set on `device`; raise an error first if it would not fit."""
     if x.device != device:
-        way_out = "use device='cpu', or fit on fewer samples"
+        way_out = "use the device 'cpu', or fit on fewer samples"
         require(x.nbytes, available(device), what=f"keeping {len(x)} samples on {device}", way_out=way_out)
     return x.to(device)
 
@@ -136,10 +142,12 @@ def as_tensor(x: ArrayLike, name: str) -> Tensor:
     tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(as_array(x, name))
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
         raise InputError(
-            f"{name}: a {tensor.layout} tensor of {tensor.dtype} is not supported. Pass plain real numbers."
+            f"a {tensor.layout} tensor of {tensor.dtype} is not supported",
+            argument=name,
+            hint="Pass plain real numbers.",
         )
     if tensor.ndim == 0 or tensor.numel() == 0:
-        raise InputError(f"{name} is empty: its shape is {tuple(tensor.shape)}. Pass at least one sample.")
+        raise InputError(f"empty (shape {tuple(tensor.shape)})", argument=name, hint="Pass at least one sample.")
     return tensor
 
 
@@ -147,20 +155,24 @@ def as_array(x: ArrayLike, name: str) -> np.ndarray:
     """Return `x` as a NumPy array, copied where torch could not share its memory."""
     if not isinstance(x, list | tuple) and not hasattr(x, "__array__"):
         raise InputError(
-            f"{name}: a {type(x).__name__} is not supported. Pass a NumPy array, a tensor or lists of numbers."
+            f"a {type(x).__name__} is not supported",
+            argument=name,
+            hint="Pass a NumPy array, a tensor or lists of numbers.",
         )
     try:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
         raise InputError(
-            f"{name}: samples are ragged or mixed. Pass numbers of the same shape for every sample."
+            "samples are ragged or mixed", argument=name, hint="Pass numbers of the same shape for every sample."
         ) from None
     if array.dtype.kind not in "biuf":
         raise InputError(
-            f"{name}: dtype {array.dtype} is not supported. Pass numbers; encode text and mixed columns first."
+            f"dtype {array.dtype} is not supported",
+            argument=name,
+            hint="Pass numbers; encode text and mixed columns first.",
         )
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
-        raise InputError(f"{name}: some values are masked values. Fill or drop them first.")
+        raise InputError("some values are masked values", argument=name, hint="Fill or drop them first.")
     if (array.dtype.kind == "u" and array.dtype != np.uint8) or array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))

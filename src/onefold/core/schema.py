@@ -39,11 +39,11 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
     needed = {field.name for field in fields if _is_needed(field)}
     where = name or kind.__name__
     if not isinstance(content, dict):
-        raise InputError(f"{where}: {_shown(content)} is not an object of settings")
+        raise InputError(f"{_shown(content)} is not an object of settings", argument=where)
     if missing := sorted(needed - set(content)):
-        raise InputError(f"{where}: {missing[0]} is missing")
+        raise InputError(f"{missing[0]} is missing", argument=where)
     if unknown := sorted(set(content) - {field.name for field in fields}):
-        raise InputError(f"{where}: there is no field {_shown(unknown[0])}")
+        raise InputError(f"there is no field {_shown(unknown[0])}", argument=where)
     return kind(**{key: _value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()})
 
 
@@ -67,13 +67,13 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return _value_of_union([kind for kind in arguments if kind is not type(None)], value, name)
     if origin is Literal:
         if not any(value == choice and type(value) is type(choice) for choice in arguments):
-            raise InputError(f"{name}: {_shown(value)} is not one of {', '.join(map(str, arguments))}")
+            raise InputError(f"{_shown(value)} is not one of {', '.join(map(str, arguments))}", argument=name)
         return value
     if origin in (tuple, list):
         return _sequence(origin, arguments, value, name)
     if origin is dict:
         if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
-            raise InputError(f"{name}: {_shown(value)} is not an object")
+            raise InputError(f"{_shown(value)} is not an object", argument=name)
         return {key: _value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, name)  # pyright: ignore[reportArgumentType]
@@ -91,12 +91,12 @@ def _value_of_union(kinds: list[Any], value: Any, name: str) -> Any:
 
 def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
     if not isinstance(value, list) or len(value) > MOST_ENTRIES:
-        raise InputError(f"{name}: {_shown(value)} is not a list, such as [16, 32]")
+        raise InputError(f"{_shown(value)} is not a list, such as [16, 32]", argument=name)
     kinds = arguments
     if origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis):
         kinds = (arguments[0],) * len(value)
     if len(kinds) != len(value):
-        raise InputError(f"{name}: {len(value)} entries instead of {len(kinds)}")
+        raise InputError(f"{len(value)} entries instead of {len(kinds)}", argument=name)
     return origin(_value(kind, entry, f"{name}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, value, strict=True)))
 
 
@@ -113,9 +113,9 @@ def _scalar(hint: Any, value: Any, name: str) -> Any:
         raise TypeError(f"{name}: fields of type {hint} are not supported")
     accepted, wanted = SCALARS[hint]
     if type(value) not in accepted or (isinstance(value, float) and not math.isfinite(value)):
-        raise InputError(f"{name}: {_shown(value)} is not {wanted}")
+        raise InputError(f"{_shown(value)} is not {wanted}", argument=name)
     if type(value) is int and abs(value) > LARGEST_INTEGER:
-        raise InputError(f"{name}: the integer is too large")
+        raise InputError("the integer is too large", argument=name)
     return float(value) if hint is float else value
 
 

@@ -186,7 +186,9 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
         if share > 0:
             if not reader.may_be_pictures:
-                raise InputError("augmented contexts are for images; for other data give unlabelled data as context=…")
+                raise InputError(
+                    "augmented contexts are for images", argument="context", hint="Pass unlabelled data for other data."
+                )
             own = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
         if extra is None or extra.samples is None:
             return own

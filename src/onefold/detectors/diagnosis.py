@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onefold.errors import warn
+from onefold.errors import DiagnosisWarning, warn
 from onefold.metrics import auroc
 from onefold.types import Scores
 
@@ -46,7 +46,7 @@ class Diagnosis:
         """Say what speaks against it, as warnings."""
         for finding in self.findings:
             if finding.ok is False:
-                warn(f"{finding.name}: {finding.message}")
+                warn(f"{finding.name}: {finding.message}", DiagnosisWarning)
 
 
 FLAT = 0.02  # relative spread of a variance that says nothing

@@ -64,20 +64,24 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
     """The kernel of the fit, made again from the model that was handed in."""
     if settings is None:
         if model is not None:
-            raise InputError(f"{path}: was not fitted on a model, so it needs none")
+            raise InputError(f"{path} was not fitted on a model", argument="model", hint="Load it without one.")
         return None
     if not _are_settings(settings):
         raise FileError(f"{path}: damaged, its kernel has settings that no kernel has")
     if model is None:
-        raise InputError(f"{path}: was fitted on a model or kernel that is not in the file: load(path, model=…)")
+        raise InputError(
+            f"{path} was fitted on a model or kernel that is not in the file", argument="model", hint="Pass it as well."
+        )
     if not (isinstance(model, nn.Module) or is_program(model)):
         if not isinstance(model, Kernel):
-            raise InputError(f"model is a {type(model).__name__}: the model of the fit, or its kernel, is needed")
+            raise InputError(
+                f"a {type(model).__name__} is not supported", argument="model", hint="Pass the model of the fit."
+            )
         return model
     try:
         return logits(model) if "outputs" in settings else from_model(model, **settings)
     except (InputError, LayerError) as error:
-        raise FileError(f"{path}: was fitted on another model: {error}") from None
+        raise FileError(f"{path}: was fitted on another model: {error.problem}") from None
 
 
 def _are_settings(settings: Any) -> bool:

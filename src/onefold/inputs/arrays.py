@@ -55,20 +55,22 @@ class NamedSource:
 def named_tensors(x: Mapping[Any, Any], name: str) -> dict[str, Tensor]:
     """Return named arrays as tensors of one length: integers as int64; uint8 and bool stay as they are."""
     if not x:
-        raise InputError(f"{name}: empty dict. Pass at least one named array.")
+        raise InputError("empty dict", argument=name, hint="Pass at least one named array.")
     if odd := [key for key in x if not isinstance(key, str)]:
-        raise InputError(f"{name}: key {odd[0]!r} is not a string. Name arrays by strings.")
+        raise InputError(f"key {odd[0]!r} is not a string", argument=name, hint="Name arrays by strings.")
     tensors = {key: _to_named_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
     lengths = {key: len(tensor) for key, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
-        raise InputError(f"{name}: arrays have different numbers of samples ({lengths}). Pass arrays of one length.")
+        raise InputError(
+            f"arrays have different numbers of samples ({lengths})", argument=name, hint="Pass arrays of one length."
+        )
     return tensors
 
 
 def _to_named_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype != np.uint8:
         if value.size and value.max() > np.iinfo(np.int64).max:
-            raise InputError(f"{name}: value {value.max()} does not fit int64. Pass smaller integers.")
+            raise InputError(f"value {value.max()} does not fit int64", argument=name, hint="Pass smaller integers.")
         value = value.astype(np.int64)  # as_tensor would turn token ids into floats
     tensor = as_tensor(value, name)
     if tensor.dtype in (torch.bool, torch.uint8):  # masks; pixels are scaled to [0, 1] later

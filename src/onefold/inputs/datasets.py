@@ -36,7 +36,7 @@ class DatasetSource:
         self._name = name
         self._length = len(dataset)
         if not self._length:
-            raise InputError(f"{name}: empty {type(dataset).__name__}. Pass at least one item.")
+            raise InputError(f"empty {type(dataset).__name__}", argument=name, hint="Pass at least one item.")
 
     def __len__(self) -> int:
         return self._length
@@ -123,7 +123,7 @@ class StreamSource:
 def _refuse_one_shot(dataset: Any, name: str) -> None:
     """Refuse a dataset that returns the same iterator again: data is read more than once."""
     if isinstance(dataset, IterableDataset) and iter(dataset) is iter(dataset):
-        raise InputError(f"{name}: can be read only once. Return a new iterator from __iter__.")
+        raise InputError("can be read only once", argument=name, hint="Return a new iterator from __iter__.")
 
 
 def take_input(item: Any) -> Any:
@@ -143,7 +143,9 @@ def _collate(samples: list[Any], name: str) -> Batch:
     if odd := [sample for sample in samples if not isinstance(sample, Mapping) or sample.keys() != first.keys()]:
         other = sorted(map(str, odd[0])) if isinstance(odd[0], Mapping) else type(odd[0]).__name__
         keys = sorted(map(str, first))
-        raise InputError(f"{name}: mixes items (dicts of {keys}, and {other}). Return the same keys for every item.")
+        raise InputError(
+            f"mixes items (dicts of {keys}, and {other})", argument=name, hint="Return the same keys for every item."
+        )
     stacked = {key: _stack([sample[key] for sample in samples], f"{name}[{key!r}]") for key in first}
     return named_tensors(stacked, name)
 
@@ -153,7 +155,7 @@ def _stack(values: list[Any], name: str) -> Tensor:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         few = ", ".join(map(str, sorted(shapes)[:3]))
-        raise InputError(f"{name}: items have different shapes ({few}). Resize or pad them to one shape.")
+        raise InputError(f"items have different shapes ({few})", argument=name, hint="Resize or pad them to one shape.")
     return torch.stack(tensors)
 
 
@@ -168,7 +170,9 @@ def _to_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Image.Image):
         return torch.from_numpy(to_bytes(value))
     raise InputError(
-        f"{name}: items of type {type(value).__name__} are not supported. Return tensors, arrays or images."
+        f"items of type {type(value).__name__} are not supported",
+        argument=name,
+        hint="Return tensors, arrays or images.",
     )
 
 

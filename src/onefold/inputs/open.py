@@ -56,7 +56,7 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if isinstance(x, Source):
         return x
     if hasattr(x, "toarray"):  # SciPy and compatible types, some without length and items
-        raise InputError(f"{name}: a sparse {type(x).__name__} is not supported. Pass {name}.toarray().")
+        raise InputError(f"a sparse {type(x).__name__} is not supported", argument=name, hint=f"Pass {name}.toarray().")
     if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
         return TableFrame(x, form if isinstance(form, Table) else None, name)
     if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):
@@ -68,10 +68,12 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if isinstance(x, IterableDataset):
         return StreamSource(x, name)
     if isinstance(x, Dataset) and not hasattr(x, "__len__"):
-        raise InputError(f"{name}: a {type(x).__name__} without a length is not supported. Define __len__.")
+        raise InputError(
+            f"a {type(x).__name__} without a length is not supported", argument=name, hint="Define __len__."
+        )
     if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, bytes | bytearray):
         return DatasetSource(x, name)
-    raise InputError(f"{name}: a {type(x).__name__} is not supported. Pass {SUPPORTED}.")
+    raise InputError(f"a {type(x).__name__} is not supported", argument=name, hint=f"Pass {SUPPORTED}.")
 
 
 def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
@@ -96,10 +98,14 @@ def _check_form(source: Source, form: Form | None, name: str) -> None:
     """Refuse a source of another form than the detector's; arrays of pixels are checked by `Reader.check`."""
     source_form = form_of(source)
     if isinstance(form, Table) and not isinstance(source_form, Table):
-        raise InputError(f"{name}: not a table, but the detector was fitted on a table. Pass the same columns.")
+        raise InputError(
+            "not a table, but the detector was fitted on a table", argument=name, hint="Pass the same columns."
+        )
     if isinstance(form, Picture) and isinstance(source_form, Table):
-        raise InputError(f"{name}: a table, but the detector was fitted on images. Pass images.")
+        raise InputError("a table, but the detector was fitted on images", argument=name, hint="Pass images.")
     if form is not None and source_form is not None and source_form != form:
         raise InputError(
-            f"{name}: opened in another form than the detector's data. Pass the path or the original object."
+            "opened in another form than the detector's data",
+            argument=name,
+            hint="Pass the path or the original object.",
         )

@@ -54,7 +54,9 @@ class Reader:
         if isinstance(raw, Mapping):
             if not as_given:
                 raise InputError(
-                    f"{name}: a dict needs a model. Pass kernel=kernels.from_model(model) with one that accepts it."
+                    "a dict needs a model",
+                    argument=name,
+                    hint="Pass kernel=kernels.from_model(model) with one that accepts it.",
                 )
             shapes = {key: tuple(t.shape[1:]) for key, t in raw.items()}
             return cls("named", shapes, {key: _name_dtype(t, as_given=True) for key, t in raw.items()})
@@ -63,7 +65,9 @@ class Reader:
         if isinstance(form, Table):
             if as_given and any(column.kind != "number" or column.missing for column in form.columns):
                 raise InputError(
-                    f"{name}: a table with texts or missing values is not supported with a model. Encode it first."
+                    "a table with texts or missing values is not supported with a model",
+                    argument=name,
+                    hint="Encode it first.",
                 )
             kind, dtype = ("as given", "float32") if as_given else ("table", "float64")
             return cls(kind, shape, {"x": dtype}, form=form)
@@ -103,11 +107,15 @@ class Reader:
         """Return the batch in the dtypes of the train data; raise InputError if keys, shapes or dtypes differ."""
         if (self.kind == "named") != isinstance(raw, Mapping):
             actual, expected = ("a dict", "an array") if isinstance(raw, Mapping) else ("an array", "a dict")
-            raise InputError(f"{name}: {actual}, but the model was fitted on {expected}. Pass {expected}.")
+            raise InputError(
+                f"{actual}, but the model was fitted on {expected}", argument=name, hint=f"Pass {expected}."
+            )
         tensors = named(raw)
         if set(tensors) != set(self.shapes):
             raise InputError(
-                f"{name}: keys {sorted(tensors)}, but the model was fitted on {sorted(self.shapes)}. Pass those."
+                f"keys {sorted(tensors)}, but the model was fitted on {sorted(self.shapes)}",
+                argument=name,
+                hint="Pass those.",
             )
         checked = {key: self._check_tensor(key, tensors[key], name, device) for key in self.shapes}
         return checked if self.kind == "named" else checked["x"]
@@ -207,21 +215,26 @@ class Reader:
         shape, dtype = self.shapes[key], self.dtypes[key]
         if tuple(tensor.shape[1:]) != shape:
             raise InputError(
-                f"{label}: samples of shape {tuple(tensor.shape[1:])}, but the model was fitted on {shape}. "
-                "Pass samples of that shape."
+                f"samples of shape {tuple(tensor.shape[1:])}, but the model was fitted on {shape}",
+                argument=label,
+                hint="Pass samples of that shape.",
             )
         if (tensor.dtype == torch.uint8) != (dtype == "uint8"):
             expected, actual = (
                 ("uint8", str(tensor.dtype).removeprefix("torch.")) if dtype == "uint8" else ("other", "uint8")
             )
             raise InputError(
-                f"{label}: dtype {actual}, but the model was fitted on {expected} data. Bring both to the same scale."
+                f"dtype {actual}, but the model was fitted on {expected} data",
+                argument=label,
+                hint="Bring both to the same scale.",
             )
         if dtype in ("int64", "bool") and tensor.is_floating_point():
-            raise InputError(f"{label}: floats, but the model was fitted on integers. Pass integers.")
+            raise InputError("floats, but the model was fitted on integers", argument=label, hint="Pass integers.")
         tensor = tensor.to(device, DTYPES[dtype])  # moved first: a GPU checks for NaN much faster
         if self.kind != "table" and not torch.isfinite(tensor).all():
-            raise InputError(f"{label}: values are NaN, infinite, or too large for float32. Remove or replace them.")
+            raise InputError(
+                "values are NaN, infinite, or too large for float32", argument=label, hint="Remove or replace them."
+            )
         return tensor
 
 
@@ -260,14 +273,16 @@ def _name_dtype(tensor: Tensor, *, as_given: bool = False) -> str:
 def _check_axes(raw: Tensor, name: str) -> None:
     if raw.ndim not in (2, 3, 4):
         raise InputError(
-            f"{name}: samples of shape {tuple(raw.shape[1:])} are not supported. Pass vectors [N, D], images "
-            "[N, H, W], [N, C, H, W] or [N, H, W, C], or a model that accepts the samples: "
-            "kernel=kernels.from_model(model)."
+            f"samples of shape {tuple(raw.shape[1:])} are not supported",
+            argument=name,
+            hint="Pass vectors [N, D], images [N, H, W], [N, C, H, W] or [N, H, W, C], or a model that "
+            "accepts the samples: kernel=kernels.from_model(model).",
         )
     if raw.ndim == 4 and raw.shape[3] < raw.shape[1] and not {raw.shape[1], raw.shape[3]} & set(CHANNEL_COUNTS):
         raise InputError(
-            f"{name}: samples of shape {tuple(raw.shape[1:])} have no axis of 1, 3 or 4 channels. If the last axis is "
-            "channels, move it to the front of each sample: numpy.moveaxis(x, -1, 1)."
+            f"samples of shape {tuple(raw.shape[1:])} have no axis of 1, 3 or 4 channels",
+            argument=name,
+            hint="If the last axis is channels, move it to the front of each sample: numpy.moveaxis(x, -1, 1).",
         )
 
 
@@ -280,8 +295,10 @@ def _check_are_images(raw: Tensor, name: str) -> None:
         return
     if raw.dtype != torch.uint8 or set(raw.shape[1:]) & set(CHANNEL_COUNTS):
         raise InputError(
-            f"{name}: samples of shape {tuple(raw.shape[1:])} could be grey images or time series. For images add "
-            "an axis of channels, x[:, None]; for series make each sample a vector, x.reshape(len(x), -1)."
+            f"samples of shape {tuple(raw.shape[1:])} could be grey images or time series",
+            argument=name,
+            hint="For images add an axis of channels, x[:, None]; for series make each sample a vector,"
+            " x.reshape(len(x), -1).",
         )
 
 

@@ -179,7 +179,7 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
             if isinstance(raw, Tensor) and raw.dtype != torch.int64:
                 statistics.add(prepare(raw.to(device)))
     if reservoir is None or reservoir.seen < 2:
-        raise InputError("x: only one sample. Pass at least 2.")
+        raise InputError("only one sample", argument="x", hint="Pass at least 2.")
     arrays = (
         source.tensor
         if isinstance(source, ArraySource)
@@ -201,4 +201,4 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
 def _first(source: Source) -> Batch:
     for batch in source.batches(2):
         return batch
-    raise InputError("x: empty. Pass at least 2 samples.")
+    raise InputError("empty", argument="x", hint="Pass at least 2 samples.")

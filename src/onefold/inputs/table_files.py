@@ -62,10 +62,12 @@ class TableFrame:
         self._labels = list(frame.columns if self._arrow is None else self._arrow.column_names)
         self.names = [str(label) for label in self._labels]
         if not self._labels or not len(frame):
-            raise InputError(f"{name}: empty (shape {frame.shape}). Pass at least one row and column.")
+            raise InputError(f"empty (shape {frame.shape})", argument=name, hint="Pass at least one row and column.")
         commonest, count = Counter(self.names).most_common(1)[0]
         if count > 1:
-            raise InputError(f"{name}: {count} columns of the name {commonest!r}. Give every column its own name.")
+            raise InputError(
+                f"{count} columns of the name {commonest!r}", argument=name, hint="Give every column its own name."
+            )
         self.table = table or Table.infer(_FrameRows(self), name)
 
     def __len__(self) -> int:

@@ -87,7 +87,7 @@ class Table:
             for column, values in chunk.items():
                 moments[column].add(values)
         if not rows:
-            raise InputError(f"{name}: no rows. Pass at least one.")
+            raise InputError("no rows", argument=name, hint="Pass at least one.")
         tallies = {column: CategoryCounts() for column, moment in moments.items() if not moment.is_number}
         for chunk in chunks if tallies else ():
             for column, tally in tallies.items():

@@ -93,7 +93,7 @@ def find_layer(net: nn.Module, name: str) -> nn.Module:
     if name not in layers:
         near = difflib.get_close_matches(name, layers, n=3, cutoff=0.3) or list(layers)[-3:]
         hint = f"did you mean {', '.join(map(repr, near))}?" if near else "it has no named layers at all"
-        raise LayerError(f"{type(net).__name__} has no layer {name!r}: {hint}")
+        raise LayerError(f"{type(net).__name__} has no layer {name!r}: {hint}", argument="layer")
     return layers[name]
 
 
@@ -101,7 +101,9 @@ def last_linear(net: nn.Module) -> nn.Module:
     """The dense layer that was registered last: the head of most models."""
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise LayerError(f"{type(net).__name__} has no nn.Linear layer: name the layer whose output to use, layer='…'")
+        raise LayerError(
+            f"{type(net).__name__} has no nn.Linear layer", argument="layer", hint="Name the layer whose output to use."
+        )
     return linear[-1]
 
 
@@ -133,7 +135,9 @@ def cut_program(program: Model, layer: str | None) -> Callable[[Any], Tensor]:
     if layer is None:
         dense = [node for node in nodes if str(node.target).startswith(("aten.linear", "aten.addmm"))]
         if not dense:
-            raise LayerError("the exported model has no dense layer: name the layer whose output to use, layer='…'")
+            raise LayerError(
+                "the exported model has no dense layer", argument="layer", hint="Name the layer whose output to use."
+            )
         found = dense[-1].args[1 if "addmm" in str(dense[-1].target) else 0]
     else:
         inside = [node for node in nodes if _belongs(node, layer)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import onefold.rl.fused  # noqa: F401  (registers the CUDA kernels)
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json

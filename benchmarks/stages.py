@@ -17,9 +17,16 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.rl.fused import Form, fits, stage
+from onefold.rl.fused.stages import StageShape, are_supported, stage
 
-FORMS = [Form(8, 32, 42), Form(32, 32, 21), Form(32, 64, 11), Form(8, 16, 42), Form(16, 16, 21), Form(16, 32, 11)]
+FORMS = [
+    StageShape(8, 32, 42),
+    StageShape(32, 32, 21),
+    StageShape(32, 64, 11),
+    StageShape(8, 16, 42),
+    StageShape(16, 16, 21),
+    StageShape(16, 32, 11),
+]
 
 
 def microseconds(work: Callable[[], Any], repeats: int) -> float:
@@ -50,7 +57,7 @@ def by_cudnn(x: Tensor, weights: list[Tensor]) -> Tensor:
     return h
 
 
-def invented(form: Form, batch: int) -> tuple[Tensor, list[Tensor]]:
+def invented(form: StageShape, batch: int) -> tuple[Tensor, list[Tensor]]:
     """Images and weights."""
     inputs, outputs, side = form.inputs, form.outputs, form.side
     shapes = ((outputs, inputs, 3, 3), (outputs,), (4, outputs, outputs, 3, 3), (4, outputs))
@@ -59,7 +66,7 @@ def invented(form: Form, batch: int) -> tuple[Tensor, list[Tensor]]:
     return x.requires_grad_(inputs >= 16), weights
 
 
-def timed(form: Form, batch: int, repeats: int) -> dict[str, float]:
+def timed(form: StageShape, batch: int, repeats: int) -> dict[str, float]:
     x, weights = invented(form, batch)
     turned = x[0].permute(0, 3, 1, 2).detach().requires_grad_(x.requires_grad)  # channels last, as cuDNN likes it
     found = {}
@@ -78,10 +85,10 @@ def timed(form: Form, batch: int, repeats: int) -> dict[str, float]:
     return found
 
 
-def kernels(form: Form, batch: int) -> dict[str, float]:
+def kernels(form: StageShape, batch: int) -> dict[str, float]:
     """Microseconds of each kernel, by torch's profiler."""
     x, weights = invented(form, batch)
-    names = set(form.shared())
+    names = set(form.shared_memory())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):
             stage(x, *weights).sum().backward()
@@ -98,7 +105,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     options = parser.parse_args()
     device = torch.device("cuda")
-    if not torch.cuda.is_available() or not fits(FORMS, device):
+    if not torch.cuda.is_available() or not are_supported(FORMS, device):
         parser.error("there is no GPU here that stages can be fused on")
     rows = {}
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):

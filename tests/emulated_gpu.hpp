@@ -1,5 +1,5 @@
-// A block of a GPU's threads on a CPU, as far as src/onefold/fused/stage.cu needs one: threads are fibres that go on in
-// turn, and what a warp does together waits for all 32. Slow, exact, and without a GPU.
+// Emulation of a thread block on a CPU, as far as src/onefold/rl/fused/stage.cu needs it. Threads are fibres that run in
+// turn, and warp-level operations wait for all 32 lanes. Slow and exact.
 #pragma once
 #include <ucontext.h>
 

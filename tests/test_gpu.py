@@ -11,6 +11,7 @@ from torch import Generator, nn
 from torch._inductor import config as inductor
 
 import onefold
+import onefold.rl.fused
 from onefold.data import digits, letters
 from onefold.detectors import _posterior
 from onefold.detectors._random_features import prior_kernel

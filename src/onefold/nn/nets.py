@@ -6,8 +6,8 @@ parametrisation of Section 2.2; at large width it follows the closed forms in `k
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -121,8 +121,27 @@ class Impala(nn.Module):
         return self.head(self.features(x))
 
 
-fused_trunks: Callable[[Sequence[Any], Sequence[Tensor]], list[Tensor]] | None = None
-"""The fused implementation of `trunks`; `onefold.rl.fused` sets it on import."""
+class FusedStages(Protocol):
+    """Module with fused CUDA kernels for a whole stage of IMPALA; see `onefold.rl.fused.stages`."""
+
+    def supports(self, shape: tuple[int, int, int], channels: Sequence[int], device: torch.device) -> bool: ...
+
+    def stack_images(self, x: Sequence[Tensor]) -> Tensor: ...
+
+    def stage(self, x: Tensor, entry: Tensor, entry_bias: Tensor, units: Tensor, units_bias: Tensor) -> Tensor: ...
+
+
+fused_stages: FusedStages | None = None
+"""Registered kernels; `import onefold.rl.fused` registers its own. Without them all networks use cuDNN."""
+
+
+def fuse(module: nn.Module, device: torch.device) -> None:
+    """Use the registered kernels in every network of `module` that they support; they compute in bfloat16."""
+    for part in module.modules():
+        sizes: Any = getattr(part, "stage_sizes", None)
+        if isinstance(sizes, tuple):
+            shape, channels = sizes
+            part.fused = fused_stages is not None and fused_stages.supports(shape, channels, device)  # pyright: ignore[reportArgumentType]
 
 
 def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -> list[Float[Tensor, "n width"]]:
@@ -130,11 +149,10 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
 
     The networks run as one network with block-diagonal convolutions. On a GPU this takes hardly longer than one,
     because narrow convolutions leave most of the GPU idle. The result is the same up to rounding. Networks that are
-    `fused` use the CUDA kernels of `onefold.rl.fused` instead.
+    `fused` use the registered kernels instead.
     """
     if nets[0].fused:
-        assert fused_trunks is not None
-        return fused_trunks(nets, inputs)
+        return _fused_trunks(nets, inputs)
     x = torch.cat(list(inputs), 1).to(memory_format=torch.channels_last)
     for layers in zip(*(net.trunk for net in nets), strict=True):
         if isinstance(layers[0], Residual):
@@ -143,6 +161,22 @@ def trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -
         else:
             x = _block_diagonal_conv(layers, x) if isinstance(layers[0], Entry) else layers[0](x)
     return [F.relu(part).flatten(1) for part in x.chunk(len(nets), 1)]
+
+
+def _fused_trunks(nets: Sequence[Impala], inputs: Sequence[Float[Tensor, "n c h w"]]) -> list[Float[Tensor, "n width"]]:
+    """Return the same by the registered kernels, one stage at a time."""
+    assert fused_stages is not None
+    x = fused_stages.stack_images(inputs)
+    for i in range(0, len(nets[0].trunk), 4):
+        layers = [[c for c in net.trunk[i : i + 4].modules() if isinstance(c, nn.Conv2d)] for net in nets]
+        x = fused_stages.stage(
+            x,
+            torch.stack([entry.weight for entry, *_ in layers]),
+            torch.stack([_bias(entry) for entry, *_ in layers]),
+            torch.stack([torch.stack([c.weight for c in units]) for _, *units in layers]),
+            torch.stack([torch.stack([_bias(c) for c in units]) for _, *units in layers]),
+        )
+    return list(F.relu(x).permute(0, 1, 4, 2, 3).flatten(2).to(inputs[0].dtype).unbind())
 
 
 def _bias(layer: nn.Conv2d) -> Tensor:

@@ -16,6 +16,7 @@ from onefold.core.rng import generators
 from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
+from onefold.nn.nets import fuse
 from onefold.rl.agents import Agent, Learning
 from onefold.rl.bonus_networks import (
     BonusNetworks,
@@ -25,7 +26,6 @@ from onefold.rl.bonus_networks import (
     make_bonus_networks,
     reset_generator,
 )
-from onefold.rl.fused import fuse
 from onefold.rl.replay import Batch, Replay
 from onefold.rl.staging import StagingBuffer
 from onefold.rl.td import QNetwork, QOutputs, action_values, q_and_u, select, td_loss

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from onefold.nn import nets
 from onefold.nn.nets import Entry
-from onefold.rl.fused import pictures, stage
 
 
 class Trunk(nn.Module):
@@ -71,10 +71,11 @@ class Trunk(nn.Module):
         return F.relu(x).flatten(1)
 
     def _fused(self, x: Tensor) -> Float[Tensor, "n width"]:
-        """The same in bfloat16, a stage at a time."""
-        z = pictures([x])
+        """Return the same by the registered kernels, in bfloat16, one stage at a time."""
+        assert nets.fused_stages is not None
+        z = nets.fused_stages.stack_images([x])
         for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
-            z = stage(z, entry.weight[None], entry.bias[None], weights[None], biases[None])  # pyright: ignore[reportIndexIssue]
+            z = nets.fused_stages.stage(z, entry.weight[None], entry.bias[None], weights[None], biases[None])  # pyright: ignore[reportIndexIssue]
         return F.relu(z[0]).permute(0, 3, 1, 2).flatten(1).to(x.dtype)
 
 

@@ -1,6 +1,7 @@
 """Training from beginning to end: progress, curves, visited places, checkpoints, and going on after a kill."""
 
 import contextlib
+import importlib
 import math
 import threading
 import time
@@ -49,6 +50,8 @@ class TrainingRun:
             if place.processes
             else LocalVectorEnv(place.make, run.num_envs, run.seed)
         )
+        if device.type == "cuda":
+            importlib.import_module("onefold.rl.fused")  # registers the CUDA kernels
         self.learner = Learner(
             run.agent, run.learning, environments=run.num_envs, frame=self.environments.frame,
             dtype=torch.from_numpy(np.zeros(0, self.environments.dtype)).dtype, actions=self.environments.actions,

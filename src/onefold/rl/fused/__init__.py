@@ -1,12 +1,9 @@
-"""Optional CUDA kernels: a stage of IMPALA in a few kernels, where cuDNN takes some fifty.
+"""Optional CUDA kernels that compute a whole stage of an IMPALA network; cuDNN needs about fifty kernels for it.
 
-Importing the package registers them with `onefold.nn.nets`; `fuse` turns them on for a module.
+Importing the package registers them with `onefold.nn.nets`; `nets.fuse` then uses them where sizes and device allow it.
 """
 
 from onefold.nn import nets
-from onefold.rl.fused.stages import Form, fits, pictures, stage
-from onefold.rl.fused.trunks import forms, fuse, fused_trunks
+from onefold.rl.fused import stages
 
-nets.fused_trunks = fused_trunks
-
-__all__ = ["Form", "fits", "forms", "fuse", "fused_trunks", "pictures", "stage"]
+nets.fused_stages = stages

@@ -1,13 +1,15 @@
-// One stage of IMPALA (convolution, max-pool, two residual units) with a block's images in shared memory, forwards and
-// backwards. Compiled once for each form of a stage, which these say:
+// One stage of IMPALA (convolution, max-pool, two residual units), forward and backward, with the images of a block in
+// shared memory. Compiled once for each shape of a stage, which these macros describe (see `StageShape` in stages.py):
 //
-//   CIN, COUT  channels, multiples of 8 and of 16     SIDE    pixels a side of what comes in
-//   IMAGES     a block of `enter` and `climb`         ROWS    rows of the pooled picture that `enter` makes at a time
-//   ENTRY_STRIP                                       rows, an even number or all, that `weigh_entry` has at a time
-//   ENTER_WARPS, UNITS_WARPS, LEAVE_WARPS             how many warps share the pixels of a convolution
+//   CIN, COUT    input and output channels, multiples of 8 and of 16
+//   SIDE         side of the input in pixels
+//   IMAGES       images per block of the forward kernels and of `units_backward`
+//   ROWS         rows of the pooled image that `entry_forward` computes at a time
+//   ENTRY_STRIP  rows that `entry_weight_gradient` processes at a time: an even number, or all
+//   ENTRY_WARPS, UNITS_WARPS, ENTRY_BACKWARD_WARPS  warps that share the pixels of a convolution
 //
-// Tensors are [sets, n, side, side, channels] in bfloat16, one set of weights for each of `sets` networks; weights are
-// [outputs, 9 · inputs] with taps before inputs. `stages.py` is how they are called, and says what they compute.
+// Tensors are [sets, n, side, side, channels] in bfloat16, with one set of weights for each of `sets` networks. Weights
+// are [outputs, 9 · inputs], taps before inputs. stages.py launches the kernels and describes what they compute.
 
 #ifndef EMULATED
 typedef unsigned int u32;
@@ -39,19 +41,19 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return both;
 }
 
-// Two numbers at a time: the larger ones, sums, and all bits of each half where one is greater or both are the same.
+// Pairs of numbers: maxima, sums, and masks with all bits of a half set where one is greater, or where both are equal.
 #define PAIRWISE(name, instruction)                                                    \
     __device__ __forceinline__ u32 name(u32 one, u32 other) {                          \
-        u32 found;                                                                     \
-        asm(instruction " %0, %1, %2;" : "=r"(found) : "r"(one), "r"(other));          \
-        return found;                                                                  \
+        u32 result;                                                                     \
+        asm(instruction " %0, %1, %2;" : "=r"(result) : "r"(one), "r"(other));          \
+        return result;                                                                  \
     }
 PAIRWISE(larger, "max.NaN.bf16x2")
 PAIRWISE(sum, "add.rn.bf16x2")
 PAIRWISE(greater, "set.gt.u32.bf16x2")
 PAIRWISE(same, "set.eq.u32.bf16x2")
 
-// 16 bytes from memory into shared memory, by itself; `arrived` waits for all that this thread has asked for.
+// Copy 16 bytes from global to shared memory asynchronously; `arrived` waits for all copies of this thread.
 __device__ __forceinline__ void copy(char *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(to)), "l"(from) : "memory");
 }
@@ -64,62 +66,62 @@ __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 
 
 __device__ __forceinline__ u32 positive(u32 both) { return larger(both, 0); }
 
-// What of `both` goes back through a ReLU that made `mask`, and the low bytes of both halves, side by side.
+// The gradient `both` behind a ReLU whose output was `mask`; and the low bytes of both halves, side by side.
 __device__ __forceinline__ u32 let(u32 mask, u32 both) { return greater(mask, 0) & both; }
 __device__ __forceinline__ u32 bytes(u32 both) { return both & 255 | both >> 8 & 0xff00; }
 
 constexpr int POOLED = (SIDE + 1) / 2, ACROSS = COUT > 32 ? COUT / 32 : 1, BACK_ACROSS = CIN > 32 ? CIN / 32 : 1;
-constexpr int SLICE = COUT < 32 ? COUT : 32;  // outputs that a block of `weigh` has
+constexpr int SLICE = COUT < 32 ? COUT : 32;  // outputs that a block of `weight_gradient` has
 constexpr int FLAT = (9 * CIN + 15) / 16 * 16;  // a row of the entry's weights
 
 struct Four {
     u32 x, y, z, w;
 };
 
-// Images of S × S pixels with zeros around them. Pixels lie an odd number of 16 bytes apart, so that eight in a row meet
-// all banks, and rows with a gap of whole 128 bytes between them, so that eight around a corner do, too: the gap is what
-// lies to the right of one row and to the left of the next.
+// Images of S × S pixels with zeros around them. The stride of a pixel is an odd multiple of 16 bytes, so that eight
+// adjacent pixels lie in different banks. The gap between rows is a multiple of 128 bytes, so that the same holds for
+// eight pixels around a corner. The gap is the padding to the right of one row and to the left of the next.
 template <int S, int C> struct Plane {
     static constexpr int pitch = C == 8 ? 16 : 2 * C + 16, gap = (pitch + 127) / 128 * 128, row = S * pitch + gap;
     static constexpr int bytes = gap + (S + 2) * row;
     static __device__ __forceinline__ int at(int y, int x) { return gap + (y + 1) * row + x * pitch; }
     static __device__ __forceinline__ int tap(int k) { return (k / 3 - 1) * row + (k % 3 - 1) * pitch; }
 
-    // Where pixel p of the images lies that follow each other here, and the i-th 16 bytes of them.
+    // Offsets of pixel p, and of the i-th 16 bytes, counted over consecutive images.
     static __device__ __forceinline__ int pixel(int p) {
         return p / (S * S) * bytes + at(p % (S * S) / S, p % S);
     }
     static __device__ __forceinline__ int part(int i) { return pixel(i / (C / 8)) + i % (C / 8) * 16; }
 };
 
-__device__ __forceinline__ void clear(char *there, int bytes) {
-    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) *(Four *)(there + i) = Four{0, 0, 0, 0};
+__device__ __forceinline__ void fill_zeros(char *memory, int bytes) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) *(Four *)(memory + i) = Four{0, 0, 0, 0};
 }
 
-// [rows, flat] into shared memory. What is fetched has to have `arrived`.
-__device__ __forceinline__ void fetch_weights(char *there, const u16 *weights, int rows, int flat) {
+// Copy a matrix [rows, flat] to shared memory, asynchronously.
+__device__ __forceinline__ void fetch_weights(char *memory, const u16 *weights, int rows, int flat) {
     const int parts = flat / 8;
     for (int i = threadIdx.x; i < rows * parts; i += blockDim.x)
-        copy(there + i / parts * (2 * flat + 16) + i % parts * 16, weights + 8 * i);
+        copy(memory + i / parts * (2 * flat + 16) + i % parts * 16, weights + 8 * i);
 }
 
-// Images `first`, `first` + 1, … of [n, S, S, C] into planes that have been cleared; those beyond n stay zero.
+// Copy images `first`, `first` + 1, … of [n, S, S, C] to planes of zeros; planes beyond n stay zero.
 template <int S, int C> __device__ __forceinline__ void fetch(char *planes, const u16 *x, int first, int count, int n) {
-    const int there = min(count, n - first) * S * S * C / 8;
+    const int parts = min(count, n - first) * S * S * C / 8;
     const Four *from = (const Four *)(x + (long long)first * S * S * C);
-    for (int i = threadIdx.x; i < there; i += blockDim.x) copy(planes + Plane<S, C>::part(i), from + i);
+    for (int i = threadIdx.x; i < parts; i += blockDim.x) copy(planes + Plane<S, C>::part(i), from + i);
 }
 
 template <int S, int C> __device__ __forceinline__ void store(const char *planes, u16 *x, int first, int count, int n) {
-    const int there = min(count, n - first) * S * S * C / 8;
+    const int parts = min(count, n - first) * S * S * C / 8;
     Four *to = (Four *)(x + (long long)first * S * S * C);
-    for (int i = threadIdx.x; i < there; i += blockDim.x) to[i] = *(const Four *)(planes + Plane<S, C>::part(i));
+    for (int i = threadIdx.x; i < parts; i += blockDim.x) to[i] = *(const Four *)(planes + Plane<S, C>::part(i));
 }
 
-// A convolution of the rows `top` … `top` + `rows` − 1 of I planes of C channels to N channels. Every result goes to
-// out(pixel among those rows, channel, two values), with OVER once all have read what they need, so that it may go there.
-// With BACK it is the convolution's transpose: weights are then those of N → C. The block's warps stand DOWN pixels by 32
-// channels.
+// Convolve the rows `top` … `top` + `rows` − 1 of I planes, from C channels to N. Each result is passed to out(pixel
+// among those rows, channel, two values). With OVER, all threads finish reading before any writes, so that the output may
+// overwrite the input. With BACK, compute the transposed convolution, with the weights of N → C. The warps of a block
+// form a grid of DOWN groups of pixels by groups of 32 channels.
 template <int S, int C, int N, int I, int MOST, int DOWN, bool POSITIVE, bool BACK, bool OVER, class Out>
 __device__ __forceinline__ void convolve(
     const char *planes, const char *weights, const float *bias, int top, int rows, Out out) {
@@ -181,10 +183,10 @@ __device__ __forceinline__ void convolve(
         }
 }
 
-// The entry and the pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT] and, with KEEP, `codes`:
-// which of its nine pixels each came from (the first of equals).
+// The first convolution and the max-pool: x [sets, n, SIDE, SIDE, CIN] to pooled [sets, n, POOLED, POOLED, COUT]. With
+// KEEP, `codes` gets the position of each maximum among its nine pixels (the first of equal ones).
 template <bool KEEP>
-__device__ __forceinline__ void entered(
+__device__ __forceinline__ void entry(
     const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
     SHARED
     using In = Plane<SIDE, CIN>;
@@ -195,20 +197,21 @@ __device__ __forceinline__ void entered(
     x += (long long)set * n * SIDE * SIDE * CIN, weights += set * COUT * FLAT, bias += set * COUT;
     const long long begin = (long long)(set * n + first) * POOLED * POOLED * COUT;
     fetch_weights(matrix, weights, COUT, FLAT);
-    clear(planes, IMAGES * In::bytes);
+    fill_zeros(planes, IMAGES * In::bytes);
     __syncthreads();
     fetch<SIDE, CIN>(planes, x, first, IMAGES, n);
     arrived();
     for (int row = 0; row < POOLED; row += ROWS) {
-        const int top = max(0, 2 * row - 1), rows = min(SIDE, 2 * (row + ROWS)) - top, own = min(ROWS, POOLED - row);
+        const int top = max(0, 2 * row - 1), rows = min(SIDE, 2 * (row + ROWS)) - top;
+        const int pooled_rows = min(ROWS, POOLED - row);
         __syncthreads();
-        convolve<SIDE, CIN, COUT, IMAGES, MOST, ENTER_WARPS, false, false, false>(
+        convolve<SIDE, CIN, COUT, IMAGES, MOST, ENTRY_WARPS, false, false, false>(
             planes, matrix, bias, top, rows,
             [&](int p, int c, float a, float b) { *(u32 *)(strip + p * PITCH + c * 2) = pack(a, b); });
         __syncthreads();
-        for (int i = threadIdx.x; i < count * own * POOLED * PARTS; i += blockDim.x) {
-            const int part = i % PARTS, px = i / PARTS % POOLED, py = row + i / PARTS / POOLED % own;
-            const int image = i / PARTS / POOLED / own;
+        for (int i = threadIdx.x; i < count * pooled_rows * POOLED * PARTS; i += blockDim.x) {
+            const int part = i % PARTS, px = i / PARTS % POOLED, py = row + i / PARTS / POOLED % pooled_rows;
+            const int image = i / PARTS / POOLED / pooled_rows;
             u32 best[4] = {LOWEST, LOWEST, LOWEST, LOWEST}, code[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int k = 0; k < 9; k++) {
@@ -231,43 +234,44 @@ __device__ __forceinline__ void entered(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
-    enter(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
-    entered<true>(x, weights, bias, pooled, codes, n);
+extern "C" __global__ void __launch_bounds__(32 * ENTRY_WARPS * ACROSS, 2)
+    entry_forward(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, u8 *codes, int n) {
+    entry<true>(x, weights, bias, pooled, codes, n);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * ENTER_WARPS * ACROSS, 2)
-    glance(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, int n) {
-    entered<false>(x, weights, bias, pooled, nullptr, n);
+extern "C" __global__ void __launch_bounds__(32 * ENTRY_WARPS * ACROSS, 2)
+    entry_inference(const u16 *x, const u16 *weights, const float *bias, u16 *pooled, int n) {
+    entry<false>(x, weights, bias, pooled, nullptr, n);
 }
 
-// Two residual units: x [sets, n, POOLED, POOLED, COUT] to `out`. With `kept` [3, sets, n, …] the first unit's inner
-// layer after its ReLU, the first unit's result, and the second unit's inner layer are left there.
+// The two residual units: x [sets, n, POOLED, POOLED, COUT] to `out`. `kept` [3, sets, n, …], unless null, gets the first
+// unit's hidden layer after its ReLU, the first unit's output, and the second unit's hidden layer.
 extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
-    climb(const u16 *x, const u16 *weights, const float *bias, u16 *out, u16 *kept, int n) {
+    units_forward(const u16 *x, const u16 *weights, const float *bias, u16 *out, u16 *kept, int n) {
     SHARED
     using In = Plane<POOLED, COUT>;
     constexpr int SIZE = COUT * 9 * COUT;
     char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
     const int first = blockIdx.x * IMAGES, set = blockIdx.y;
-    const long long own = (long long)n * POOLED * POOLED * COUT, all = gridDim.y * own, begin = set * own;
+    const long long set_size = (long long)n * POOLED * POOLED * COUT;
+    const long long all = gridDim.y * set_size, begin = set * set_size;
     weights += 4 * set * SIZE, bias += 4 * set * COUT;
-    clear(shared, 2 * IMAGES * In::bytes);
+    fill_zeros(shared, 2 * IMAGES * In::bytes);
     __syncthreads();
     fetch<POOLED, COUT>(stream, x + begin, first, IMAGES, n);
-    auto inwards = [&](int p, int c, float a, float b) {
+    auto store_inner = [&](int p, int c, float a, float b) {
         *(u32 *)(inner + In::pixel(p) + c * 2) = positive(pack(a, b));
     };
     auto back = [&](int p, int c, float a, float b) {
-        u32 *there = (u32 *)(stream + In::pixel(p) + c * 2);
-        *there = sum(*there, pack(a, b));
+        u32 *value = (u32 *)(stream + In::pixel(p) + c * 2);
+        *value = sum(*value, pack(a, b));
     };
     for (int unit = 0; unit < 2; unit++) {
         fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
         arrived();
         __syncthreads();
         convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, true, false, false>(
-            stream, matrix, bias + 2 * unit * COUT, 0, POOLED, inwards);
+            stream, matrix, bias + 2 * unit * COUT, 0, POOLED, store_inner);
         __syncthreads();
         fetch_weights(matrix, weights + (2 * unit + 1) * SIZE, COUT, 9 * COUT);
         if (kept) store<POOLED, COUT>(inner, kept + 2 * unit * all + begin, first, IMAGES, n);
@@ -281,16 +285,17 @@ extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
     store<POOLED, COUT>(stream, out + begin, first, IMAGES, n);
 }
 
-// A gradient goes back through a ReLU: `step` stays where the ReLU was open, and is added to what is in `to`, if that is
-// somewhere else. The outcome is stored in `out`, too.
+// Backward pass of a ReLU: keep the gradient `step` where the ReLU was active, and add it to `to` unless both are the
+// same memory. The result is also stored in `out`.
 template <int S, int C>
-__device__ __forceinline__ void open(const char *step, char *to, const u16 *mask, u16 *out, int first, int count, int n) {
-    const int there = min(count, n - first) * S * S * C / 8;
+__device__ __forceinline__ void relu_backward(
+    const char *step, char *to, const u16 *mask, u16 *out, int first, int count, int n) {
+    const int parts = min(count, n - first) * S * S * C / 8;
     const long long begin = (long long)first * S * S * C;
-    for (int i = threadIdx.x; i < there; i += blockDim.x) {
+    for (int i = threadIdx.x; i < parts; i += blockDim.x) {
         const int at = Plane<S, C>::part(i);
-        const Four was = ((const Four *)(mask + begin))[i], found = *(const Four *)(step + at);
-        Four next{let(was.x, found.x), let(was.y, found.y), let(was.z, found.z), let(was.w, found.w)};
+        const Four was = ((const Four *)(mask + begin))[i], gradient = *(const Four *)(step + at);
+        Four next{let(was.x, gradient.x), let(was.y, gradient.y), let(was.z, gradient.z), let(was.w, gradient.w)};
         if (to != step) {
             const Four before = *(const Four *)(to + at);
             next = Four{sum(before.x, next.x), sum(before.y, next.y), sum(before.z, next.z), sum(before.w, next.w)};
@@ -299,18 +304,20 @@ __device__ __forceinline__ void open(const char *step, char *to, const u16 *mask
     }
 }
 
-// Back through two residual units: from `grad`, that of what `climb` made, to those of what its first three convolutions
-// made, `grads` [3, sets, n, …], and to `down`, that of what it took, which is `before`.
+// Backward pass of the residual units. `grad` is the gradient of the output. `grads` [3, sets, n, …] gets those of the
+// outputs of the first three convolutions, and `down` that of the input, which is `before`.
 extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
-    descend(const u16 *before, const u16 *kept, const u16 *weights, const u16 *grad, u16 *grads, u16 *down, int n) {
+    units_backward(
+        const u16 *before, const u16 *kept, const u16 *weights, const u16 *grad, u16 *grads, u16 *down, int n) {
     SHARED
     using In = Plane<POOLED, COUT>;
     constexpr int SIZE = COUT * 9 * COUT;
     char *stream = shared, *inner = stream + IMAGES * In::bytes, *matrix = inner + IMAGES * In::bytes;
     const int first = blockIdx.x * IMAGES, set = blockIdx.y;
-    const long long own = (long long)n * POOLED * POOLED * COUT, all = gridDim.y * own, begin = set * own;
+    const long long set_size = (long long)n * POOLED * POOLED * COUT;
+    const long long all = gridDim.y * set_size, begin = set * set_size;
     weights += 4 * set * SIZE, before += begin, kept += begin, grads += begin, down += begin;
-    clear(shared, 2 * IMAGES * In::bytes);
+    fill_zeros(shared, 2 * IMAGES * In::bytes);
     __syncthreads();
     fetch<POOLED, COUT>(stream, grad + begin, first, IMAGES, n);
     auto into = [&](int p, int c, float a, float b) { *(u32 *)(inner + In::pixel(p) + c * 2) = pack(a, b); };
@@ -322,19 +329,20 @@ extern "C" __global__ void __launch_bounds__(32 * UNITS_WARPS * ACROSS, 2)
             stream, matrix, nullptr, 0, POOLED, into);
         __syncthreads();
         fetch_weights(matrix, weights + 2 * unit * SIZE, COUT, 9 * COUT);
-        open<POOLED, COUT>(inner, inner, kept + 2 * unit * all, grads + 2 * unit * all, first, IMAGES, n);
+        relu_backward<POOLED, COUT>(inner, inner, kept + 2 * unit * all, grads + 2 * unit * all, first, IMAGES, n);
         arrived();
         __syncthreads();
         convolve<POOLED, COUT, COUT, IMAGES, POOLED, UNITS_WARPS, false, true, true>(
             inner, matrix, nullptr, 0, POOLED, into);
         __syncthreads();
-        open<POOLED, COUT>(inner, stream, unit ? kept + all : before, unit ? grads + all : down, first, IMAGES, n);
+        relu_backward<POOLED, COUT>(
+            inner, stream, unit ? kept + all : before, unit ? grads + all : down, first, IMAGES, n);
     }
 }
 
-// The gradient of the entry's result from that of the pool's, for rows `top` … of one image, `top` being even: each goes
-// where its value came from. A thread has eight channels of 2 × 2 pixels, to which four windows of the pool may have
-// something to give; put(row among those, column, part, values) for the first N channels.
+// Backward pass of the max-pool for rows `top` … of one image, where `top` is even: each gradient is added at the
+// position of its maximum. A thread has eight channels of 2 × 2 pixels, which belong to up to four windows of the pool. It calls
+// put(row among those, column, part, values) for the first N channels.
 template <int N, class Put>
 __device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int top, int rows, Put put) {
     constexpr int PARTS = N / 8;
@@ -351,11 +359,13 @@ __device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int t
             const u32 four[2] = {((const u32 *)(codes + from))[0], ((const u32 *)(codes + from))[1]};
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const u32 own = __byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140);  // two codes, in halves
+                const u32 code_pair = __byte_perm(four[k / 2], 0, k % 2 ? 0x4342 : 0x4140);  // two codes, in halves
 #pragma unroll
                 for (int pixel = 0; pixel < 4; pixel++) {
                     const int ky = pixel / 2 + 1 - window / 2 * 2, kx = pixel % 2 + 1 - window % 2 * 2;
-                    if (ky >= 0 && kx >= 0) sums[pixel][k] = sum(sums[pixel][k], values[k] & same(own, (ky * 3 + kx) * 0x10001u));
+                    const u32 position = (ky * 3 + kx) * 0x10001u;
+                    if (ky >= 0 && kx >= 0)
+                        sums[pixel][k] = sum(sums[pixel][k], values[k] & same(code_pair, position));
                 }
             }
         }
@@ -369,33 +379,34 @@ __device__ __forceinline__ void unpool(const u16 *pooled, const u8 *codes, int t
 }
 
 #if CIN >= 16
-// The gradient of what came into the stage, `down` [sets, n, SIDE, SIDE, CIN], from that of the pooled pictures.
-extern "C" __global__ void __launch_bounds__(32 * LEAVE_WARPS * BACK_ACROSS, 2)
-    leave(const u16 *pooled, const u8 *codes, const u16 *weights, u16 *down, int n) {
+// Gradient of the stage's input, `down` [sets, n, SIDE, SIDE, CIN], from that of the pooled images.
+extern "C" __global__ void __launch_bounds__(32 * ENTRY_BACKWARD_WARPS * BACK_ACROSS, 2)
+    entry_backward(const u16 *pooled, const u8 *codes, const u16 *weights, u16 *down, int n) {
     SHARED
     using In = Plane<SIDE, COUT>;
     char *plane = shared, *matrix = plane + In::bytes;
-    const long long image = blockIdx.y * n + blockIdx.x, own = image * POOLED * POOLED * COUT;
+    const long long image = blockIdx.y * n + blockIdx.x, offset = image * POOLED * POOLED * COUT;
     fetch_weights(matrix, weights + blockIdx.y * COUT * FLAT, COUT, FLAT);
-    clear(plane, In::bytes);
+    fill_zeros(plane, In::bytes);
     __syncthreads();
-    unpool<COUT>(pooled + own, codes + own, 0, SIDE, [&](int y, int x, int part, Four values) {
+    unpool<COUT>(pooled + offset, codes + offset, 0, SIDE, [&](int y, int x, int part, Four values) {
         *(Four *)(plane + In::at(y, x) + part * 16) = values;
     });
     arrived();
     __syncthreads();
     u16 *to = down + image * SIDE * SIDE * CIN;
-    convolve<SIDE, COUT, CIN, 1, SIDE, LEAVE_WARPS, false, true, false>(
+    convolve<SIDE, COUT, CIN, 1, SIDE, ENTRY_BACKWARD_WARPS, false, true, false>(
         plane, matrix, nullptr, 0, SIDE,
         [&](int p, int c, float a, float b) { *(u32 *)(to + p * CIN + c) = pack(a, b); });
 }
 #endif
 
-// Gradients of weights and biases of one convolution from C to COUT channels, of which a block has N, from `first` on. A
-// warp has TAPS taps of one row of the filter and every TAPS-th 16 pixels; the block goes through every gridDim.x-th
-// image. What it found goes to its own part of `found` [gridDim.x, COUT · 9 · C + COUT], biases last.
+// Gradients of weights and biases of one convolution from C to COUT channels. A block computes N of them, from `first`
+// on, for every gridDim.x-th image. A warp has TAPS taps of one row of the filter and every TAPS-th 16 pixels. Each block
+// writes its part of `gradients` [gridDim.x, COUT · 9 · C + COUT], biases last.
 template <int S, int C, int STRIP, bool POSITIVE, class Fill>
-__device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int n, char *shared, Fill fill) {
+__device__ __forceinline__ void weight_gradient(
+    const u16 *x, float *gradients, int first, int n, char *shared, Fill fill) {
     using In = Plane<S, C>;
     constexpr int N = SLICE, PITCH = 2 * N + 16, DOWN = N / 16, ACROSS = C / 8, TAPS = N * C > 512 ? 1 : 3;
     constexpr int STEP = 16 * TAPS, OWN = (TAPS * ACROSS + 1) * DOWN * 4;
@@ -408,7 +419,7 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
     float sums[TAPS * ACROSS + 1][DOWN][4];  // the last is of the gradients alone
 #pragma unroll
     for (int k = 0; k < OWN; k++) (&sums[0][0][0])[k] = 0;
-    clear(plane, REACH > FULL ? REACH : FULL);
+    fill_zeros(plane, REACH > FULL ? REACH : FULL);
     for (int image = blockIdx.x; image < n; image += gridDim.x) {
         __syncthreads();
         fetch<S, C>(plane, x, image, 1, n);
@@ -418,8 +429,8 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
             fill(strip, image, top, rows);
             arrived();
             __syncthreads();
-            // Where this lane's pixels are: those of the gradient in a row, those of x with gaps between rows. What is past
-            // the end meets zeros.
+            // Addresses of this lane's pixels: contiguous in the gradient, with gaps between rows in x. Past the end both
+            // are zero.
             int p = 16 * share + lane % 8 + lane / 16 * 8, q = 16 * share + lane % 16;
             u32 lefts = place(strip + p * PITCH) + lane / 8 % 2 * 16, nothing = place(strip + STRIP * S * PITCH);
             u32 rights = place(plane + In::at(top + q / S, q % S) + In::tap(tap)) + (C == 8 ? 0 : lane / 16 * 16);
@@ -451,7 +462,7 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
             }
         }
     }
-    // Sums of other shares come to the first one, through what held the images.
+    // Add up the sums of all shares in the first one, through the memory of the images.
     float *passed = (float *)shared;
     const int rank = threadIdx.x % (288 / TAPS);
 #pragma unroll
@@ -465,7 +476,7 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
         for (int k = 0; k < OWN; k++)
             if (share == 0) (&sums[0][0][0])[k] += passed[k * (288 / TAPS) + rank];
     }
-    found += (long long)blockIdx.x * (COUT * 9 * C + COUT);
+    gradients += (long long)blockIdx.x * (COUT * 9 * C + COUT);
     if (share > 0) return;
 #pragma unroll
     for (int i = 0; i < DOWN; i++)
@@ -474,43 +485,45 @@ __device__ __forceinline__ void weigh(const u16 *x, float *found, int first, int
             const int row = first + 16 * i + lane / 4 + k / 2 * 8;
 #pragma unroll
             for (int j = 0; j < TAPS * ACROSS; j++)
-                found[(row * 9 + tap + j / ACROSS) * C + 8 * (j % ACROSS) + lane % 4 * 2 + k % 2] = sums[j][i][k];
-            if (tap == 0 && lane % 4 == 0 && k % 2 == 0) found[COUT * 9 * C + row] = sums[TAPS * ACROSS][i][k];
+                gradients[(row * 9 + tap + j / ACROSS) * C + 8 * (j % ACROSS) + lane % 4 * 2 + k % 2] = sums[j][i][k];
+            if (tap == 0 && lane % 4 == 0 && k % 2 == 0) gradients[COUT * 9 * C + row] = sums[TAPS * ACROSS][i][k];
         }
 }
 
-// Of the entry: found [sets, gridDim.x, …], for the blockIdx.z-th slice of its outputs. The picture goes by in strips.
+// Weight gradients of the entry, [sets, gridDim.x, …], for the blockIdx.z-th slice of its outputs, in strips of rows.
 extern "C" __global__ void __launch_bounds__(288, 2)
-    weigh_entry(const u16 *x, const u16 *pooled, const u8 *codes, float *found, int n) {
+    entry_weight_gradient(const u16 *x, const u16 *pooled, const u8 *codes, float *gradients, int n) {
     SHARED
     constexpr int PITCH = 2 * SLICE + 16;
     const int set = blockIdx.y, first = blockIdx.z * SLICE;
-    x += (long long)set * n * SIDE * SIDE * CIN, found += (long long)set * gridDim.x * (COUT * 9 * CIN + COUT);
-    weigh<SIDE, CIN, ENTRY_STRIP, false>(x, found, first, n, shared, [&](char *strip, int image, int top, int rows) {
-        const long long own = (long long)(set * n + image) * POOLED * POOLED * COUT + first;
-        unpool<SLICE>(pooled + own, codes + own, top, rows, [&](int y, int x, int part, Four values) {
+    x += (long long)set * n * SIDE * SIDE * CIN, gradients += (long long)set * gridDim.x * (COUT * 9 * CIN + COUT);
+    auto fill = [&](char *strip, int image, int top, int rows) {
+        const long long offset = (long long)(set * n + image) * POOLED * POOLED * COUT + first;
+        unpool<SLICE>(pooled + offset, codes + offset, top, rows, [&](int y, int x, int part, Four values) {
             *(Four *)(strip + (y * SIDE + x) * PITCH + part * 16) = values;
         });
-    });
+    };
+    weight_gradient<SIDE, CIN, ENTRY_STRIP, false>(x, gradients, first, n, shared, fill);
 }
 
-// Of the residual units: found [sets, 4, gridDim.x, …], for a slice of the outputs of one of their convolutions. `before`
-// and `kept` are what `climb` took and kept, `grad` and `grads` what `descend` took and left.
+// Weight gradients of the residual units, [sets, 4, gridDim.x, …], for a slice of the outputs of one convolution. `before`
+// and `kept` are the input and the activations of `units_forward`; `grad` and `grads` are those of `units_backward`.
 extern "C" __global__ void __launch_bounds__(288, 2)
-    weigh_units(const u16 *before, const u16 *kept, const u16 *grad, const u16 *grads, float *found, int n) {
+    units_weight_gradient(
+        const u16 *before, const u16 *kept, const u16 *grad, const u16 *grads, float *gradients, int n) {
     SHARED
     constexpr int PITCH = 2 * SLICE + 16, PARTS = SLICE / 8;
     const int set = blockIdx.y, sets = gridDim.y, which = blockIdx.z % 4, first = blockIdx.z / 4 * SLICE;
     const long long size = (long long)n * POOLED * POOLED * COUT;
     const u16 *x = which == 0 ? before + set * size : kept + ((which - 1) * sets + set) * size;
     const u16 *from = (which == 3 ? grad + set * size : grads + (which * sets + set) * size) + first;
-    found += (long long)(4 * set + which) * gridDim.x * (COUT * 9 * COUT + COUT);
+    gradients += (long long)(4 * set + which) * gridDim.x * (COUT * 9 * COUT + COUT);
     auto fill = [&](char *strip, int image, int top, int rows) {
-        const u16 *own = from + (long long)image * POOLED * POOLED * COUT;
+        const u16 *source = from + (long long)image * POOLED * POOLED * COUT;
         for (int i = threadIdx.x; i < POOLED * POOLED * PARTS; i += blockDim.x)
-            copy(strip + i / PARTS * PITCH + i % PARTS * 16, own + i / PARTS * COUT + i % PARTS * 8);
+            copy(strip + i / PARTS * PITCH + i % PARTS * 16, source + i / PARTS * COUT + i % PARTS * 8);
     };
-    // after a ReLU already, except what goes into a unit
-    if (which % 2) weigh<POOLED, COUT, POOLED, false>(x, found, first, n, shared, fill);
-    else weigh<POOLED, COUT, POOLED, true>(x, found, first, n, shared, fill);
+    // the input of a unit comes before its ReLU, a hidden layer after it
+    if (which % 2) weight_gradient<POOLED, COUT, POOLED, false>(x, gradients, first, n, shared, fill);
+    else weight_gradient<POOLED, COUT, POOLED, true>(x, gradients, first, n, shared, fill);
 }

@@ -1,4 +1,4 @@
-"""An environment for tests whose every answer follows from its seed and its actions, and which can be told to fail."""
+"""An environment whose outcomes are a hash of its seed and actions, and which can be made to fail."""
 
 import os
 import sys
@@ -13,8 +13,10 @@ LONGEST = 30  # steps of an episode
 
 
 class Counting(gymnasium.Env[np.ndarray, np.int64]):
-    """Shows its number, its seed and a running hash of its actions. A file in `trouble` named after an environment and
-    a misdeed has it hang, raise or die at its next step, once; or, named after the misdeed alone, all of them always.
+    """Observes its index, its seed and a running hash of its actions.
+
+    A file in `trouble` named after an environment and a failure makes it hang, raise or die once, at its next step. A
+    file named after the failure alone makes every environment fail at every step.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
@@ -27,26 +29,26 @@ class Counting(gymnasium.Env[np.ndarray, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed, options=options)
         self.seed, self.hash, self.steps = seed or 0, (seed or 0) & 0xFFFFFFFF, 0
-        return self.look()
+        return self.observe()
 
     def step(self, action: int | np.integer) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.trouble is not None:
-            self.misbehave(self.trouble)
+            self.fail(self.trouble)
         time.sleep(self.slow)
         self.hash = (self.hash * 69069 + int(action) + 1) & 0xFFFFFFFF
         self.steps += 1
-        frame, info = self.look()
+        frame, info = self.observe()
         return frame, self.hash % 1000 / 8, self.hash % 17 == 0, self.steps == LONGEST, info
 
-    def look(self) -> tuple[np.ndarray, dict]:
+    def observe(self) -> tuple[np.ndarray, dict]:
         frame = np.array([self.number, self.seed & 0xFFFFFFFF, self.hash], np.uint32).view(np.uint8).reshape(3, 4)
         return frame, {"position": np.array([self.hash % 100, self.steps], np.float32)} if self.number else {}
 
-    def misbehave(self, trouble: Path) -> None:
-        misdeeds = {"hang": lambda: time.sleep(1000), "raise": complain, "die": lambda: os._exit(3), "exit": sys.exit}
-        for misdeed, act in misdeeds.items():
-            once = trouble / f"{self.number}-{misdeed}"
-            if once.exists() or (trouble / misdeed).exists():
+    def fail(self, trouble: Path) -> None:
+        failures = {"hang": lambda: time.sleep(1000), "raise": complain, "die": lambda: os._exit(3), "exit": sys.exit}
+        for failure, act in failures.items():
+            once = trouble / f"{self.number}-{failure}"
+            if once.exists() or (trouble / failure).exists():
                 once.unlink(missing_ok=True)
                 act()
 
@@ -55,26 +57,26 @@ def complain() -> None:
     raise ValueError("no\nsuch\nmove")
 
 
-def fragile(number: int, broken: int) -> Counting:
-    """A world that some numbers do not have."""
-    if number >= broken:
-        raise LookupError(f"no world\nhas the number {number}")
+def fails_on_start(number: int, first: int) -> Counting:
+    """Raise for environments from `first` on."""
+    if number >= first:
+        raise LookupError(f"no\nenvironment {number}")
     return Counting(number)
 
 
-def leaving(number: int) -> Counting:
-    """A world that ends the program that makes it."""
+def exits_on_start(number: int) -> Counting:
+    """Raise SystemExit."""
     sys.exit(f"no licence for {number}")
 
 
-def sleepy(number: int, tired: int) -> Counting:
-    """A world that takes its time, if it has this number."""
-    if number == tired:
+def hangs_on_start(number: int, index: int) -> Counting:
+    """Hang in the environment with this index."""
+    if number == index:
         time.sleep(1000)
     return Counting(number)
 
 
-class Deaf(Counting):
+class FileClosing(Counting):
     """Closes every file of its process at the first step."""
 
     def step(self, action: int | np.integer) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -83,5 +85,5 @@ class Deaf(Counting):
         return super().step(action)
 
 
-def deaf(number: int) -> Counting:
-    return Deaf(number)
+def make_file_closing(number: int) -> Counting:
+    return FileClosing(number)

@@ -1,5 +1,6 @@
 """The agents' settings in MyWayHome are those of the paper's Table "hpsettingsvizdoom"."""
 
+from dataclasses import asdict
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from onefold.rl.agents import AGENTS
 from onefold.rl.augmentation import FrameAugmentation
 from onefold.rl.bonus_networks import CSDNetworks, RNDNetworks, make_bonus_networks
 from onefold.rl.doom import LIVING_COST, SIDE, STACK, STEPS, MyWayHome
-from onefold.rl.settings import make_run, plain
+from onefold.rl.settings import make_run
 
 MY_WAY_HOME = ("my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse")
 
@@ -56,7 +57,7 @@ TABLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("environment", MY_WAY_HOME)
 @pytest.mark.parametrize("agent", TABLE)
 def test_agents_have_the_settings_of_the_paper(agent: str, environment: str) -> None:
-    settings = plain(make_run(agent, environment, 3_000_000, 7))
+    settings = asdict(make_run(agent, environment, 3_000_000, 7))
     assert settings == {
         "name": agent, "environment": environment, "frames": 3_000_000, "seed": 7, "num_envs": 16,
         "agent": DEFAULTS | TABLE[agent], "learning": LEARNING,

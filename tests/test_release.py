@@ -91,7 +91,7 @@ def test_a_run_cannot_name_a_module_to_import() -> None:
     """Gymnasium would import what stands before the colon; a run's folder can come from a stranger."""
     registry = pytest.importorskip("onefold.rl.registry", exc_type=ImportError)
     for name in ("antigravity:CartPole-v1", "antigravity:Any-v0"):
-        with pytest.raises(onefold.OnefoldError, match="there is no environment"):
+        with pytest.raises(onefold.OnefoldError, match="its module is not imported"):
             registry.find_environment(name, 1000)
     assert "antigravity" not in sys.modules
 

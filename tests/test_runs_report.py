@@ -78,9 +78,9 @@ def walked(bounds: tuple[float, ...], environment: str, reach: float, chance: np
         return np.stack([chance.integers(0, 2 + int(reach * (right - 2.001)), 10), np.zeros(10)], axis=1)
     points = chance.random((400, 2)) * (right - left, top - bottom) + (left, bottom)
     if environment.startswith("my-way-home"):
-        from onefold.rl.tasks import walls
+        from onefold.rl.tasks import read_map
 
-        floor = inside(walls(), (left, bottom, right, top), (48, 48))
+        floor = inside(read_map().walls, (left, bottom, right, top), (48, 48))
         cells = ((points - (left, bottom)) / (right - left, top - bottom) * 48).astype(int)
         points = points[floor[cells[:, 1], cells[:, 0]]]
     far = np.abs(points - (left, bottom + 0.63 * (top - bottom))).sum(1) / (right - left + top - bottom)

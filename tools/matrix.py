@@ -55,11 +55,11 @@ CHECKS: dict[str, list[str]] = {
     "posteriors": ["tests/test_sgmcmc.py::test_a_killed_fit_goes_on_as_if_nothing_had_happened[baoa]"],
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],
-    "av": ["tests/test_runs.py::test_a_movie_is_played_back_at_the_games_own_pace"],
+    "av": ["tests/test_runs.py::test_an_mp4_has_the_games_speed_and_holds_the_last_frame"],
     "vizdoom": ["tests/test_doom.py"],
     "stable-baselines3": ["tests/test_sb3.py"],
     "gymnasium": ["tests/test_doom.py", "tests/test_small_worlds.py", "tests/test_bonus.py"],
-    "tensorboard": ["tests/test_stopped_runs.py::test_points_after_the_checkpoint_are_gone_from_tensorboard"],
+    "tensorboard": ["tests/test_stopped_runs.py::test_resuming_removes_later_points_from_tensorboard"],
     "optuna": ["tests/test_bench.py::test_a_search_tries_every_value_once_and_goes_on_with_the_best"],
     "pyarrow": ["tests/test_sources.py"],
 }  # fmt: skip

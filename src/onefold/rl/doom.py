@@ -1,4 +1,4 @@
-"""MyWayHome: rooms and corridors seen through the player's eyes, and one far goal."""
+"""MyWayHome, ViZDoom's maze with one distant goal, as a Gymnasium environment."""
 
 import contextlib
 import functools
@@ -26,15 +26,21 @@ ACTIONS = ("turn left", "turn right", "move forward", "strafe left", "strafe rig
 BUTTONS = [[int(i == j) for j in range(len(ACTIONS))] for i in range(len(ACTIONS))]
 GAME_BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD", "MOVE_LEFT", "MOVE_RIGHT")
 NAMES: dict[Variant, str] = {"dense": "Dense", "sparse": "Sparse", "very_sparse": "VerySparse"}
-START_LOCK = threading.Lock()  # a game starts in the process's working folder
+START_LOCK = threading.Lock()  # starting a game changes the working folder of the process
 
 
 class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
-    """Reach the armour for a reward of 1; the episode ends there, or is truncated after 2,100 steps.
+    """ViZDoom's scenario "My Way Home": reach the armour for a reward of 1.
 
-    Each step costs 0.0001. The five actions are to turn left or right, to move forward, and to strafe left or right,
-    for one frame of the game each. These are the rewards and actions of ViZDoom's own scenario. The game is a separate
-    process that runs from the first reset to `close`.
+    The episode ends at the armour, or is truncated after 2,100 steps. Each step costs 0.0001. The five actions are to
+    turn left or right, to move forward, and to strafe left or right, each for one frame of the game. The observation is
+    the screen, 42 × 42 in grey; `info` has the player's position and angle in degrees. The game is a separate process
+    that runs from the first reset to `close`.
+
+    Args:
+        variant: Where episodes start. "dense": at a random place; "sparse": in a distant room; "very_sparse": in the
+            most distant room.
+        render_mode: "rgb_array" makes `render` return the screen, 120 × 160.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 35}  # noqa: RUF012
@@ -43,7 +49,7 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
         check_variant(variant)
         import_vizdoom()
         if render_mode not in (None, "rgb_array"):
-            raise InputError(f"render_mode is None or 'rgb_array', not {render_mode!r}")
+            raise InputError(f"render_mode: must be None or 'rgb_array' (got {render_mode!r}).")
         self.variant: Variant = variant
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
@@ -56,23 +62,23 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[UInt8[np.ndarray, "42 42"], dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        if self._game is None or not self._game.is_running():  # it may have crashed
+        if self._game is None or not self._game.is_running():  # it has not started, or it has crashed
             self.close()
             self._game = start_game(self.variant)
         self._game.set_seed(int(self.np_random.integers(2**31)))
         self._game.new_episode()
         self._steps_left = STEPS
-        return self._look()
+        return self._observe()
 
     def step(self, action: int | np.integer) -> tuple[UInt8[np.ndarray, "42 42"], float, bool, bool, dict[str, Any]]:
         if self._steps_left == 0:
-            raise InputError("the episode is over, or none has begun: reset() comes first")
+            raise InputError("step: no episode is running. Call reset() first.")
         if not 0 <= action < len(BUTTONS):
-            raise InputError(f"action: must be 0 to {len(BUTTONS) - 1} (got {action})")
-        # The game gives the +1 and finishes one action later. Nothing is left to do then, so the episode ends here.
+            raise InputError(f"action: must be 0 to {len(BUTTONS) - 1} (got {action}).")
+        # ViZDoom reports the end one step after the +1; end the episode with the reward.
         reached = self._game.make_action(BUTTONS[action]) > 0.5
         self._steps_left = 0 if reached else self._steps_left - 1
-        frame, info = self._look()
+        frame, info = self._observe()
         reward = float(reached) - LIVING_COST
         return frame, reward, reached, not reached and self._steps_left == 0, info
 
@@ -84,29 +90,30 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
             self._game.close()
         self._game, self._steps_left = None, 0
 
-    def _look(self) -> tuple[UInt8[np.ndarray, "42 42"], dict[str, Any]]:
+    def _observe(self) -> tuple[UInt8[np.ndarray, "42 42"], dict[str, Any]]:
         state = self._game.get_state()
         if state is None:
-            raise OnefoldError("MyWayHome: the game has ended by itself")
+            raise OnefoldError("MyWayHome: the game has ended unexpectedly. Call reset() to start another.")
         self._screen = state.screen_buffer
-        place = state.game_variables.astype(np.float32)
-        return downscale(self._screen), {"position": place[:2], "angle": float(place[2])}
+        x_y_angle = state.game_variables.astype(np.float32)
+        return downscale(self._screen), {"position": x_y_angle[:2], "angle": float(x_y_angle[2])}
 
 
 def _register() -> None:
-    """Make the three known to `gymnasium.make`, with stacks of 6 frames: onefold/MyWayHomeSparse-v0 and its like."""
+    """Register the three variants, with stacks of 6 frames, as onefold/MyWayHomeSparse-v0 and so on."""
     stack = gymnasium.wrappers.FrameStackObservation.wrapper_spec(stack_size=STACK)
     for variant, name in NAMES.items():
-        entry, settings = "onefold.rl.doom:MyWayHome", {"variant": variant}
-        known = f"onefold/MyWayHome{name}-v0"
-        gymnasium.register(known, entry_point=entry, kwargs=settings, additional_wrappers=(stack,))
+        gymnasium.register(
+            f"onefold/MyWayHome{name}-v0", entry_point="onefold.rl.doom:MyWayHome", kwargs={"variant": variant},
+            additional_wrappers=(stack,),
+        )  # fmt: skip
 
 
 def start_game(variant: Variant) -> Any:
-    """A running game, which leaves nothing behind however it ends.
+    """Return a running game that leaves no files behind, however it ends.
 
-    What it puts into its working folder, and the shared memory through which it talks, lose their names as soon as it
-    runs: then they vanish with the last process that uses them. The game itself ends with whoever has started it.
+    The files in its working folder and its shared memory are unlinked as soon as the game runs. The system frees them
+    with the last process that uses them. On Linux the game is killed when the process that started it dies.
     """
     game = _configure_game()
     try:
@@ -120,7 +127,7 @@ def start_game(variant: Variant) -> Any:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise OnefoldError(f"MyWayHome: the game does not start ({reason})") from None
+        raise OnefoldError(f"MyWayHome: the game does not start ({reason}).") from None
     for name in Path("/dev/shm").glob(f"ViZDoom*{game.get_instance_id()}"):
         name.unlink(missing_ok=True)
     return game
@@ -128,27 +135,31 @@ def start_game(variant: Variant) -> Any:
 
 @functools.cache
 def _check_engine(path: str) -> None:
-    """An engine that cannot run would take this process down with it, by a fault of ViZDoom's: so let it show that it
-    can. Asked for a game that is not there, it gives up with a message and 255."""
+    """Raise RuntimeError if ViZDoom's program cannot run; ViZDoom itself would crash this process.
+
+    Without a game file, the program exits with a message and exit code 255.
+    """
     command = [path, "-norun", "-iwad", os.devnull, "-config", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode not in (0, 255):
         lines = done.stderr.strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"{path} ends with exit code {done.returncode}")
+        raise RuntimeError(lines[-1] if lines else f"{path} ended with exit code {done.returncode}")
 
 
 def _tie_to_parent(path: str, folder: Path) -> str:
-    """The engine, to be killed as soon as this process is no more, where the system can do that: left alone, a game
-    waits for its next step for ever, and ends by no other signal."""
-    script, leash = folder / "engine", "setpriv --pdeathsig KILL --"
+    """Return a script that starts the program such that it is killed when this process dies; `path` if that fails.
+
+    Without that, a game whose owner has died waits for ever, and ignores other signals.
+    """
+    script, prefix = folder / "engine", "setpriv --pdeathsig KILL --"
     engine = f'{shlex.quote(path)} "$@"'
-    script.write_text(f"#!/bin/sh\n{leash} true 2> /dev/null && exec {leash} {engine}\nexec {engine}\n")
+    script.write_text(f"#!/bin/sh\n{prefix} true 2> /dev/null && exec {prefix} {engine}\nexec {engine}\n")
     script.chmod(0o700)
     return str(script) if sys.platform == "linux" and os.access(script, os.X_OK) else path
 
 
 def _configure_game() -> Any:
-    """Return ViZDoom's own scenario with the smallest screen, in grey."""
+    """Return a game with the settings of ViZDoom's scenario, the smallest screen, and grey pixels."""
     vzd: Any = import_vizdoom()
     game, variables = vzd.DoomGame(), vzd.GameVariable
     game.set_vizdoom_path(str(Path(vzd.__file__).with_name("vizdoom")))
@@ -163,28 +174,28 @@ def _configure_game() -> Any:
     game.set_available_buttons([getattr(vzd.Button, name) for name in GAME_BUTTONS])
     game.set_available_game_variables([variables.POSITION_X, variables.POSITION_Y, variables.ANGLE])
     game.set_episode_start_time(10)
-    game.set_episode_timeout(0)  # steps are counted here, so that the last frame can be seen
+    game.set_episode_timeout(0)  # `step` counts the steps, so that the last frame is observed
     return game
 
 
 def _overlaps(inputs: int, outputs: int) -> Float32[np.ndarray, "{outputs} {inputs}"]:
-    """How much of each input pixel lies in each output pixel, in whole numbers: 1 is an `outputs`-th of an input."""
+    """Return the overlap of each output pixel with each input pixel, in units of 1 / `outputs` of an input pixel."""
     start = np.arange(outputs)[:, None] * inputs
     pixel = np.arange(inputs)[None] * outputs
     overlap = np.minimum(start + inputs, pixel + outputs) - np.maximum(start, pixel)
     return np.maximum(overlap, 0).astype(np.float32)
 
 
-# 120 : 42 = 20 : 7 and 160 : 42 = 80 : 21, so six equal bands of rows and two of columns shrink alike.
+# 120 : 42 = 20 : 7 and 160 : 42 = 80 : 21: six equal bands of rows and two of columns are scaled in the same way.
 ROWS = _overlaps(20, 7)
 COLUMNS = _overlaps(80, 21).T.copy()
 
 
 def downscale(screen: UInt8[np.ndarray, "120 160"]) -> UInt8[np.ndarray, "42 42"]:
-    """Area averages, rounded. The sums are whole numbers below 2²⁴, so float32 has them exactly, on every machine."""
+    """Return rounded area averages. The sums are integers below 2²⁴, which float32 represents exactly."""
     bands = ROWS @ screen.astype(np.float32).reshape(6, 20, 160)
     sums = bands.reshape(84, 80) @ COLUMNS
     return np.rint(sums / 1600).astype(np.uint8).reshape(SIDE, SIDE)
 
 
-_register()  # as Gymnasium has it: to import a module is to know its environments
+_register()  # Gymnasium's convention: importing a module registers its environments

@@ -1,6 +1,6 @@
-"""Environments in a table: each has a row, with the action that it is sent and everything that it answers.
+"""A table with one row per environment: the action to take, and the outcome of the step.
 
-The table is all that a worker process shares with its owner.
+Worker processes share this table, in memory, with the process that trains. Nothing else is shared.
 """
 
 from collections.abc import Callable
@@ -13,31 +13,32 @@ from onefold.errors import InputError, OnefoldError
 from onefold.rl.gymnasium_import import gymnasium
 
 EnvFactory: TypeAlias = Callable[[int], gymnasium.Env]
-"""The environment of a number; one of a module's own functions, or a `functools.partial` of one."""
+"""A function that makes the environment with this index. Processes import it, so it is a module's function or a
+`functools.partial` of one."""
 
-MAX_ACTIONS = 256  # a replay has a byte for one
-MAX_REASON = 300  # characters
-RESET, SKIP = -1, -2  # in place of an action: begin the next episode; do nothing
+MAX_ACTIONS = 256  # the replay stores an action in one byte
+MAX_REASON = 300  # characters of an error message
+RESET, SKIP = -1, -2  # instead of an action: start the next episode; do nothing
 
 
 class Steps(NamedTuple):
-    """What all environments answered, in copies that the caller may keep."""
+    """The outcome of one step of all environments, as copies."""
 
     frames: Shaped[np.ndarray, "e *frame"]
-    """What is seen after the step; where an episode began, its first frame."""
+    """Observations after the step; the first observation where an episode started."""
     rewards: Float32[np.ndarray, " e"]
     terminated: Bool[np.ndarray, " e"]
     truncated: Bool[np.ndarray, " e"]
     began: Bool[np.ndarray, " e"]
-    """This frame is the first of an episode: the action that was sent is ignored."""
+    """True where an episode started: the action was ignored."""
     lost: Bool[np.ndarray, " e"]
-    """… because its worker was lost: what the environment was doing has no outcome."""
+    """True where an episode started because the worker was restarted: the previous episode has no outcome."""
     positions: Float32[np.ndarray, "e 2"]
-    """NaN where an environment says nothing of it."""
+    """`info["position"]`, or NaN without it."""
 
 
 class Spaces(NamedTuple):
-    """What an environment sees and can do. Bytes are kept as bytes, all other numbers as float32."""
+    """Observation and action space. Observations of bytes stay bytes; other numbers become float32."""
 
     frame: tuple[int, ...]
     dtype: np.dtype
@@ -45,36 +46,41 @@ class Spaces(NamedTuple):
 
 
 def inspect_spaces(make: EnvFactory) -> Spaces:
-    """The form of the environments that this makes; refused if they are not of a kind that can be trained on."""
+    """Make environment 0 and return its spaces; raise InputError if the agents do not support them."""
     try:
         env = make(0)
     except OnefoldError:
         raise
     except (Exception, SystemExit) as error:
-        raise OnefoldError(f"environment 0 cannot be made: {summarise_error(error)}") from error
-    sight, choice = env.observation_space, env.action_space
+        raise OnefoldError(f"environment 0: cannot be made ({summarise_error(error)}).") from error
+    observations, actions = env.observation_space, env.action_space
     env.close()
-    if not isinstance(sight, gymnasium.spaces.Box):
-        flat = "Flatten them with gymnasium.wrappers.FlattenObservation"
-        raise InputError(f"observations must be a Box, not {_describe(sight)}. {flat}.")
-    if len(sight.shape) not in (1, 2) or 0 in sight.shape:
-        grey = "Turn colours into grey with gymnasium.wrappers.GrayscaleObservation"
-        raise InputError(f"observations must be vectors or grey images, not of shape {sight.shape}. {grey}.")
-    if not isinstance(choice, gymnasium.spaces.Discrete) or choice.start != 0:
-        raise InputError(f"actions must be Discrete and begin with 0, not {_describe(choice)}")
-    if choice.n > MAX_ACTIONS:
-        raise InputError(f"there may be at most {MAX_ACTIONS} actions, not {choice.n}")
-    return Spaces(sight.shape, np.dtype(np.uint8 if sight.dtype == np.uint8 else np.float32), int(choice.n))
+    if not isinstance(observations, gymnasium.spaces.Box):
+        raise InputError(
+            f"observations: must be a Box (got {_describe(observations)}). "
+            "Flatten them with gymnasium.wrappers.FlattenObservation."
+        )
+    if len(observations.shape) not in (1, 2) or 0 in observations.shape:
+        raise InputError(
+            f"observations: must be vectors or grey images (got shape {observations.shape}). "
+            "Convert colour images with gymnasium.wrappers.GrayscaleObservation."
+        )
+    if not isinstance(actions, gymnasium.spaces.Discrete) or actions.start != 0:
+        raise InputError(f"actions: must be Discrete and start at 0 (got {_describe(actions)}).")
+    if actions.n > MAX_ACTIONS:
+        raise InputError(f"actions: must be at most {MAX_ACTIONS} (got {actions.n}).")
+    dtype = np.dtype(np.uint8 if observations.dtype == np.uint8 else np.float32)
+    return Spaces(observations.shape, dtype, int(actions.n))
 
 
 def _describe(space: gymnasium.Space) -> str:
     return " ".join(str(space).split())[:100]
 
 
-def row_dtype(form: Spaces) -> np.dtype:
-    """The table's row of one environment: `Steps`, and what its owner has to say."""
-    steps = [
-        ("frames", form.dtype, form.frame),
+def row_dtype(spaces: Spaces) -> np.dtype:
+    """Return the dtype of a row: the fields of `Steps`, then those that the owner of the table writes."""
+    outcome = [
+        ("frames", spaces.dtype, spaces.frame),
         ("rewards", np.float32),
         ("terminated", np.bool),
         ("truncated", np.bool),
@@ -82,28 +88,29 @@ def row_dtype(form: Spaces) -> np.dtype:
         ("lost", np.bool),
         ("positions", np.float32, 2),
     ]
-    return np.dtype([*steps, *((name, np.int64) for name in ("actions", "episodes", "asked", "answered"))], align=True)
+    control = [(name, np.int64) for name in ("actions", "episodes", "requested", "completed")]
+    return np.dtype([*outcome, *control], align=True)
 
 
 def episode_seed(seed: int, environment: int, episode: int) -> int:
-    """A hash of the three."""
+    """Return the seed of one episode of one environment: a hash of the three numbers."""
     return int(np.random.SeedSequence(seed, spawn_key=(environment, episode)).generate_state(1)[0])
 
 
 def summarise_error(error: BaseException) -> str:
-    """What went wrong; an error of ours says enough without its type."""
+    """Return an error in one line, with its type unless it is an error of onefold."""
     name = "" if isinstance(error, OnefoldError) else f"{type(error).__name__}: "
     return " ".join(f"{name}{error}".split())[:MAX_REASON].removesuffix(":")
 
 
 class EnvGroup:
-    """Some of the environments, one after the other; each reads and writes its own row."""
+    """Environments that step one after the other; each reads and writes its row of the table."""
 
     def __init__(self, make: EnvFactory, rows: np.ndarray, first: int, seed: int) -> None:
         self._seed, self._first = seed, first
         self._steps = Steps(*(rows[name] for name in Steps._fields))
         self._actions, self._episodes = rows["actions"], rows["episodes"]
-        self._over = [False] * len(rows)
+        self._ended = [False] * len(rows)
         self._envs: list[gymnasium.Env] = []
         try:
             for i in range(len(rows)):
@@ -112,10 +119,10 @@ class EnvGroup:
             self.close()
             raise
 
-    def answer(self) -> None:
-        """Do in every environment what its row asks for."""
+    def step(self) -> None:
+        """Step or reset every environment as its row requests."""
         for i, action in enumerate(self._actions.tolist()):
-            if action == RESET or (action != SKIP and self._over[i]):
+            if action == RESET or (action != SKIP and self._ended[i]):
                 self._episodes[i] += 1
                 seed = episode_seed(self._seed, self._first + i, int(self._episodes[i]))
                 frame, info = self._envs[i].reset(seed=seed)
@@ -137,6 +144,6 @@ class EnvGroup:
         steps.truncated[i] = truncated
         steps.began[i] = began
         position = info.get("position")
-        is_place = isinstance(position, np.ndarray) and position.shape == (2,) and position.dtype.kind in "fiu"
-        steps.positions[i] = position if is_place else np.nan
-        self._over[i] = bool(terminated or truncated)
+        is_point = isinstance(position, np.ndarray) and position.shape == (2,) and position.dtype.kind in "fiu"
+        steps.positions[i] = position if is_point else np.nan
+        self._ended[i] = bool(terminated or truncated)

@@ -1,4 +1,4 @@
-"""Many runs: agents × worlds × seeds, or the paper's search for rates, on the benchmark's engines."""
+"""Many runs: agents × environments × seeds, or the paper's grid search, in a pool of jobs."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ SPACES: dict[str, dict[str, tuple[float, ...]]] = {  # paper, Table "hpsearchspa
 
 @dataclass(frozen=True, kw_only=True)
 class RunJob:
-    """A run and its folder. What has begun is gone on with."""
+    """A run to train or resume in its folder."""
 
     run: Run
     out: Path
@@ -48,102 +48,106 @@ class RunJob:
 
 
 class RunOutcome(NamedTuple):
-    """A run that ended or was done before: its last row of progress, or why there is none."""
+    """The last row of progress of a run, or the reason of its failure."""
 
     name: str
     row: dict[str, Any] | None
     reason: str = ""
-    before: bool = False
+    is_skipped: bool = False
+    """Whether the run had been trained to its end before."""
 
 
 def plan_grid(
     agents: Sequence[str],
-    worlds: Sequence[str],
+    environments: Sequence[str],
     seeds: Sequence[int],
     frames: int,
     out: Path,
     settings: Sequence[str] = (),
-    **how: Any,
+    **options: Any,
 ) -> list[RunJob]:
-    """One run for each agent, world and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0."""
-    if not (agents and worlds and seeds):
-        raise InputError("needs at least one agent, one world and one seed")
-    runs = [make_run(agent, name, frames, seed) for seed in seeds for name in worlds for agent in agents]
-    out = out.absolute()  # it may be another process that writes there, with another working folder
-    return [RunJob(run=override_settings(run, settings), out=out / str(run), **how) for run in dict.fromkeys(runs)]
+    """Return a job for each agent, environment and seed, seed by seed, in folders like csd/my-way-home-sparse/seed0.
+
+    `settings` are assignments for `override_settings`; `options` are further fields of `RunJob`.
+    """
+    if not (agents and environments and seeds):
+        raise InputError("grid: needs at least one agent, one environment and one seed.")
+    runs = [make_run(agent, name, frames, seed) for seed in seeds for name in environments for agent in agents]
+    out = out.absolute()  # another process with another working folder may write there
+    return [RunJob(run=override_settings(run, settings), out=out / str(run), **options) for run in dict.fromkeys(runs)]
 
 
 def plan_search(
     agent: str,
-    world: str,
+    environment: str,
     frames: int,
     seed: int,
     out: Path,
-    most: int | None = None,
+    limit: int | None = None,
     settings: Sequence[str] = (),
-    **how: Any,
+    **options: Any,
 ) -> list[RunJob]:
-    """The paper's search space of an agent; at most so many of its points, drawn without repetition."""
+    """Return a job for each point of the paper's search space of an agent, or for `limit` random points of it."""
     if agent not in SPACES:
-        raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
-    space, base = SPACES[agent], override_settings(make_run(agent, world, frames, seed), settings)
+        raise InputError(f"agent: {agent!r} is not one of {', '.join(AGENTS)}.")
+    space, base = SPACES[agent], override_settings(make_run(agent, environment, frames, seed), settings)
     points = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    if most is not None and most < len(points):
-        points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:most]]
+    if limit is not None and limit < len(points):
+        points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:limit]]
     return [
-        RunJob(run=replace(base, agent=_agent_at(base.agent, point)), out=out.absolute() / point_name(point), **how)
+        RunJob(run=replace(base, agent=_agent_at(base.agent, point)), out=out.absolute() / point_name(point), **options)
         for point in points
     ]
 
 
 def point_name(point: dict[str, float]) -> str:
+    """Return the name of a point's folder, such as lr=0.0005,prior_scale=3."""
     return ",".join(f"{name}={value:g}" for name, value in point.items())
 
 
-def run_jobs(jobs: Sequence[RunJob], how: str, workers: int | None = None) -> Iterator[RunOutcome]:
-    """Do what is not done; every run comes by once."""
-    waiting = []
+def run_jobs(jobs: Sequence[RunJob], engine_name: str, workers: int | None = None) -> Iterator[RunOutcome]:
+    """Train the runs that are not finished, and yield the outcome of every run."""
+    unfinished = []
     for job in jobs:
         if (row := _finished_row(job)) is not None:
-            yield RunOutcome(_job_name(job), row, before=True)
+            yield RunOutcome(_job_name(job), row, is_skipped=True)
         else:
-            waiting.append(job)
-    for ended in engine(how)(run_job, waiting, workers):
-        yield RunOutcome(_job_name(waiting[ended.place]), ended.result, ended.reason)
+            unfinished.append(job)
+    for done in engine(engine_name)(run_job, unfinished, workers):
+        yield RunOutcome(_job_name(unfinished[done.place]), done.result, done.reason)
 
 
 def run_job(job: RunJob) -> dict[str, Any]:
-    """Train to the end, from the last checkpoint if there is one."""
-    import_environment(job.run.environment)  # this may be another process; the name is that of the user's command
-    begun = (job.out / SETTINGS).exists()
-    how: dict[str, Any] = {"device": job.device, "checkpoint_every": job.checkpoint_every}
-    for _ in resume(job.out, **how) if begun else train(job.run, job.out, **how):
+    """Train a run to its end, from its last checkpoint if there is one, and return the last row of progress."""
+    import_environment(job.run.environment)  # the user typed this name; this may be another process
+    options: dict[str, Any] = {"device": job.device, "checkpoint_every": job.checkpoint_every}
+    has_started = (job.out / SETTINGS).exists()
+    for _ in resume(job.out, **options) if has_started else train(job.run, job.out, **options):
         pass
-    found = _finished_row(job)
-    assert found is not None
-    return found
+    row = _finished_row(job)
+    assert row is not None
+    return row
 
 
 def final_return(out: Path) -> float:
-    """The mean return of the episodes in the last tenth of a run's frames; NaN if none has ended, or with a warning if
-    the file is damaged."""
+    """Return the mean return of a run's `final_episodes`; NaN if there is none, or if the file is damaged."""
     run = RunFolder(out).read_run()
     try:
         columns = read_columns(out / EPISODES, ("frames", "environment", "return"))
     except FileError as error:
         warn(str(error))
         return math.nan
-    frames, environments, rewards = columns.values()
-    return float(rewards[final_episodes(frames, environments, run.frames)].mean()) if len(rewards) else math.nan
+    frames, environments, returns = columns.values()
+    return float(returns[final_episodes(frames, environments, run.frames)].mean()) if len(returns) else math.nan
 
 
 def _finished_row(job: RunJob) -> dict[str, Any] | None:
-    """The last row of a run that is done, its networks being the last that it writes; another run's is refused."""
+    """Return the last row of progress, or None for an unfinished run; raise InputError if it is another run."""
     if not (job.out / SETTINGS).exists():
         return None
     if RunFolder(job.out).read_run() != job.run:
-        raise InputError(f"{job.out} holds a run with other settings: name another folder with -o")
-    with contextlib.suppress(FileError):  # damaged networks and tables are written anew when the run is resumed
+        raise InputError(f"{job.out}: holds a run with other settings. Choose another folder with -o.")
+    with contextlib.suppress(FileError):  # resuming the run writes damaged networks and tables again
         if (frames := RunFolder(job.out).trained_frames()) >= job.run.frames:
             columns = read_columns(job.out / PROGRESS, PROGRESS_COLUMNS)
             row = {name: float(values[-1]) if len(values) else math.nan for name, values in columns.items()}
@@ -155,9 +159,9 @@ def _agent_at(agent: Agent, point: dict[str, float]) -> Agent:
     """Return the agent at a point of the grid. Without a head for bonuses, Q's support grows with their weight."""
     values: dict[str, Any] = dict(point)
     start = values.pop("bonus_weight", agent.bonus_weight.start)
-    wider = 1.0 if agent.bonus_head else max(1.0, start / agent.bonus_weight.start)
+    factor = 1.0 if agent.bonus_head else max(1.0, start / agent.bonus_weight.start)
     weight = replace(agent.bonus_weight, start=start, end=min(start, agent.bonus_weight.end))  # it never rises
-    return replace(agent, bonus_weight=weight, q_bound=wider * agent.q_bound, **values)
+    return replace(agent, bonus_weight=weight, q_bound=factor * agent.q_bound, **values)
 
 
 def _job_name(job: RunJob) -> str:

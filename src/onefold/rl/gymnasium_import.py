@@ -1,4 +1,4 @@
-"""Gymnasium, or one line that says how to get it."""
+"""The optional import of Gymnasium, with an error that names the extra to install."""
 
 from onefold.errors import MissingExtraError
 

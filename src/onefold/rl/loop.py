@@ -1,109 +1,120 @@
-"""Act, send, learn, collect: an agent in its environments, as a generator that can be stopped and gone on with."""
+"""The training loop: an agent acts and learns in a vector environment, as a generator that can be resumed."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from onefold.rl.learner import Learner
 from onefold.rl.vector_env import Steps, VectorEnv
 
-GOAL_REWARD = 0.5  # a reward of so much comes at a goal
+GOAL_REWARD = 0.5  # a reward of at least this much means that the goal was reached
 
 
 class Episode(NamedTuple):
-    """One that ended: when (in frames of all environments), whose, how long, its reward, and whether at a goal."""
+    """An episode that has ended."""
 
     frames: int
+    """Frames of all environments at its end."""
     environment: int
     length: int
     reward: float
+    """Sum of its rewards."""
     reached: bool
+    """Whether it reached the goal."""
 
 
 class LoopStep(NamedTuple):
-    """After a step of all environments."""
+    """One step of all environments."""
 
     frames: int
+    """Frames of all environments so far."""
     steps: Steps
     ended: list[Episode]
 
 
 class TrainingLoop:
-    """While the environments make a step, the learner makes an update. It starts where `restore` left it.
+    """Steps of all environments and updates of the learner, in turn; iterate it to train.
 
-    A GPU is asked for the update before the host waits for the actions, so that it never waits for the host.
+    The learner updates while the environments step. On a GPU, the update is launched before the actions are awaited, so
+    that the GPU never waits for the host.
     """
 
     def __init__(self, learner: Learner, environments: VectorEnv, frames: int, goal: float = GOAL_REWARD) -> None:
         self.learner, self.environments, self.total, self.goal = learner, environments, frames, goal
         self.frames = 0
-        self.actions: NDArray[np.int64] = np.zeros(environments.count, np.int64)
-        """What was done last."""
-        self.done: list[list[int]] = [[] for _ in range(environments.count)]
-        """What was done in the episodes that are under way, so that they can be begun again."""
-        self.rewards, self.reached = np.zeros(environments.count), np.zeros(environments.count, bool)
+        self.actions: Int64[np.ndarray, " e"] = np.zeros(environments.count, np.int64)
+        """The last actions."""
+        self.episode_actions: list[list[int]] = [[] for _ in range(environments.count)]
+        """All actions of each current episode, from which it can be replayed."""
+        self.rewards: Float64[np.ndarray, " e"] = np.zeros(environments.count)
+        self.reached: Bool[np.ndarray, " e"] = np.zeros(environments.count, bool)
 
     def __iter__(self) -> Iterator[LoopStep]:
         if self.frames == 0:
-            yield self._observed(self.environments.reset())
-        ahead = self.learner.device.type == "cuda"
+            yield self._observe(self.environments.reset())
+        on_gpu = self.learner.device.type == "cuda"
         while self.frames < self.total:
-            if ahead:
+            if on_gpu:
                 self._learn()
             self.actions = self.learner.answer()
             self.environments.send(self.actions)
-            if not ahead:
+            if not on_gpu:
                 self._learn()
-            yield self._observed(self.environments.collect())
+            yield self._observe(self.environments.collect())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the next step depends on besides the learner."""
+        """Return the state that the next step depends on, except the learner's."""
         return {
             "frames": torch.tensor(self.frames),
             "episodes": torch.from_numpy(self.environments.episodes()),
-            "lengths": torch.tensor([len(actions) for actions in self.done]),
-            "done": torch.tensor([action for actions in self.done for action in actions], dtype=torch.int64),
+            "lengths": torch.tensor([len(actions) for actions in self.episode_actions]),
+            "done": torch.tensor([action for actions in self.episode_actions for action in actions], dtype=torch.int64),
             "rewards": torch.from_numpy(self.rewards.copy()),
             "reached": torch.from_numpy(self.reached.copy()),
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors()`, the learner having been restored: episodes are begun again and played up to here."""
+        """Continue from `tensors()`: start the current episodes again and replay their actions.
+
+        The learner must have been restored before.
+        """
         self.frames = int(tensors["frames"])
         if self.frames == 0:
-            return  # nothing had begun
-        self.done = [part.tolist() for part in tensors["done"].split(tensors["lengths"].tolist())]
+            return  # no episode has started
+        self.episode_actions = [part.tolist() for part in tensors["done"].split(tensors["lengths"].tolist())]
         self.rewards, self.reached = tensors["rewards"].numpy().copy(), tensors["reached"].numpy().copy()
-        self.environments.restore(tensors["episodes"].numpy(), self.done)
+        self.environments.restore(tensors["episodes"].numpy(), self.episode_actions)
 
     def _learn(self) -> None:
+        """Update the learner, and its target and bonus networks when they are due."""
         learning, count = self.learner.learning, self.environments.count
-        if self.frames < max(
-            learning.learning_starts, (learning.replay.n_step + 1) * count
-        ):  # nothing could be drawn before
+        first_sample = (learning.replay.n_step + 1) * count  # frames before the replay holds a transition
+        if self.frames < max(learning.learning_starts, first_sample):
             return
         self.learner.learn()
         if self.frames % learning.target_period < count:
             self.learner.copy_target()
-        every = self.learner.agent.bonus_reset_every
-        if every and self.frames >= every and self.frames % every < count:
-            self.learner.reset_bonus(self.frames // every)
+        period = self.learner.agent.bonus_reset_every
+        if period and self.frames >= period and self.frames % period < count:
+            self.learner.reset_bonus(self.frames // period)
 
-    def _observed(self, steps: Steps) -> LoopStep:
+    def _observe(self, steps: Steps) -> LoopStep:
+        """Record the outcome of a step, and pass it to the learner."""
         self.frames += self.environments.count
         ended = []
         for e in range(self.environments.count):
             if steps.began[e]:
-                self.done[e], self.rewards[e], self.reached[e] = [], 0.0, False
+                self.episode_actions[e], self.rewards[e], self.reached[e] = [], 0.0, False
                 continue
-            self.done[e].append(int(self.actions[e]))
+            self.episode_actions[e].append(int(self.actions[e]))
             self.rewards[e] += steps.rewards[e]
             self.reached[e] |= steps.rewards[e] >= self.goal
             if steps.terminated[e] or steps.truncated[e]:
-                ended.append(Episode(self.frames, e, len(self.done[e]), float(self.rewards[e]), bool(self.reached[e])))
+                length, reward, reached = len(self.episode_actions[e]), float(self.rewards[e]), bool(self.reached[e])
+                ended.append(Episode(self.frames, e, length, reward, reached))
         self.learner.observe(steps)
         return LoopStep(self.frames, steps, ended)

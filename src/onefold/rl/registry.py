@@ -1,4 +1,4 @@
-"""Where agents can be sent, by name, and how they learn there."""
+"""Environments by name, with the learning settings that suit each."""
 
 import difflib
 import functools
@@ -14,24 +14,28 @@ from onefold.rl.env_table import EnvFactory, summarise_error
 from onefold.rl.gymnasium_import import gymnasium
 
 DOOM_VARIANTS = {"my-way-home-dense": "dense", "my-way-home-sparse": "sparse", "my-way-home-very-sparse": "very_sparse"}
-NAMES = (*DOOM_VARIANTS, "chain-N", "deep-sea-N")
+ENVIRONMENT_NAMES = (*DOOM_VARIANTS, "chain-N", "deep-sea-N")
 SMALL_NAME = re.compile(r"(chain|deep-sea)-(\d+)")
 SMALLEST_SIZE = {"chain": 3, "deep-sea": 1}
 
 
 class EnvironmentSpec(NamedTuple):
-    """Environments of one kind: how one is made, how many are run at once, and whether each needs a process."""
+    """How to make and run environments of one kind."""
 
     make: EnvFactory
-    environments: int
-    processes: bool
+    num_envs: int
+    """Default number of environments that step together."""
+    in_workers: bool
+    """Whether they run in worker processes."""
     learning: Learning
+    """Default learning settings."""
 
 
 def find_environment(name: str, frames: int) -> EnvironmentSpec:
-    """The world of that name, for a run of so many frames; any other name is one of Gymnasium's.
+    """Return the environment with this name, for a run of this many frames.
 
-    Of `module:Id` the module must have been imported: a name can come from a file, which may never have one imported.
+    Names other than `ENVIRONMENT_NAMES` are ids of Gymnasium. The module of `module:Id` must have been imported: a name
+    can come from an untrusted file, which must not cause an import.
     """
     if name in DOOM_VARIANTS:
         return EnvironmentSpec(functools.partial(_make_doom, variant=DOOM_VARIANTS[name]), 16, True, Learning())
@@ -45,43 +49,49 @@ def find_environment(name: str, frames: int) -> EnvironmentSpec:
         per_beta=LinearSchedule(start=0.45, end=1.0, frames=frames),
         hidden=64,
     )
-    if found := SMALL_NAME.fullmatch(name):
-        size = int(found[2][:9])
-        if found[1] == "deep-sea":  # a step off the only way to the treasure must not count for the steps before it
+    if match := SMALL_NAME.fullmatch(name):
+        kind, size = match[1], int(match[2][:9])
+        if kind == "deep-sea":  # n-step returns would blame earlier steps for a later wrong step
             small = replace(small, replay=replace(small.replay, n_step=1), target_period=80)
-        if size < SMALLEST_SIZE[found[1]]:
-            raise InputError(f"{found[1]}-N has an N of at least {SMALLEST_SIZE[found[1]]}, not {size}")
-        return EnvironmentSpec(functools.partial(_make_small, kind=found[1], size=size), 4, False, small)
+        if size < SMALLEST_SIZE[kind]:
+            raise InputError(f"{kind}-N: N must be at least {SMALLEST_SIZE[kind]} (got {size}).")
+        return EnvironmentSpec(functools.partial(_make_small, kind=kind, size=size), 4, False, small)
     module, _, id_ = name.rpartition(":")
-    unknown = f"there is no environment {name[:100]!r}"
     if module and module not in sys.modules:
-        raise InputError(f"{unknown}: its module is not imported. Import it, or give --env with this name")
+        raise InputError(
+            f"environment {name[:100]!r}: its module is not imported. Import it, or pass this name with --env."
+        )
     if id_ not in gymnasium.registry:
-        near = difflib.get_close_matches(id_[:100], gymnasium.registry, 1)
-        known = "its module registers none such" if module else f"known are {', '.join(NAMES)}, and those of Gymnasium"
-        raise InputError(f"{unknown}; {known}{f' (did you mean {near[0]}?)' if near else ''}")
+        similar = difflib.get_close_matches(id_[:100], gymnasium.registry, 1)
+        names = "" if module else f" Use {', '.join(ENVIRONMENT_NAMES)}, or an id of Gymnasium."
+        hint = f" Did you mean {similar[0]}?" if similar else names
+        problem = "its module does not register this id" if module else "there is no such environment"
+        raise InputError(f"environment {name[:100]!r}: {problem}.{hint}")
     return EnvironmentSpec(functools.partial(_make_gymnasium, name=id_), 4, False, small)
 
 
 def import_environment(name: str) -> None:
-    """Import the module of `module:Id`, which registers it with Gymnasium. Only for names that the user has typed."""
+    """Import the module of `module:Id`, which registers the id with Gymnasium; only for names that the user typed."""
     module, colon, _ = name.rpartition(":")
     if not colon:
         return
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"environment {name!r}: {module!r} cannot be imported ({summarise_error(error)})") from error
+        raise InputError(f"environment {name!r}: {module!r} cannot be imported ({summarise_error(error)}).") from error
 
 
 def has_goal(name: str) -> bool:
-    """Whether a large reward means that a goal was reached there; of other worlds that is not known."""
+    """Return True if a large reward of the environment means that its goal was reached."""
     return name in DOOM_VARIANTS or SMALL_NAME.fullmatch(name) is not None
 
 
 def adapt_agent(agent: Agent, name: str, frames: int) -> Agent:
-    """Return the agent as the environment needs it. The paper's values are for MyWayHome; elsewhere, rates and supports
-    are larger, and the bonus's weight falls over the whole run."""
+    """Return the agent with settings that suit the environment.
+
+    The paper's values are for MyWayHome. Elsewhere, learning rates and supports are larger, and the weight of the bonus
+    falls over the whole run.
+    """
     if name in DOOM_VARIANTS:
         return agent
     weight = LinearSchedule(start=1.5, end=0.15, frames=frames)

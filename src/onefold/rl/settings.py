@@ -1,23 +1,33 @@
-"""A run's settings, and how they come back from a file."""
+"""The settings of a run, and changes to single settings by name."""
 
 import difflib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 from onefold.core.batches import check_seed
+from onefold.core.schema import from_json, to_json
 from onefold.errors import InputError
 from onefold.rl.agents import AGENTS, Agent, Learning
 from onefold.rl.registry import adapt_agent, find_environment, import_environment
 
-T = TypeVar("T")
-LARGEST_INTEGER, MOST_LAYERS = 2**53, 64
+MAX_INTEGER, MAX_LAYERS, MAX_ENVIRONMENTS, MAX_FRAMES = 2**53, 64, 1024, 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """An agent in a world, for so many frames of all its environments together, from one seed."""
+    """The settings of one training run: an agent, an environment, a length and a seed.
+
+    Args:
+        name: Name of the agent, for tables and plots.
+        environment: Name of the environment.
+        frames: Number of frames, of all environments together.
+        seed: Seed of everything random.
+        num_envs: Number of environments that step together.
+        agent: The agent.
+        learning: Learning settings.
+    """
 
     name: str
     environment: str
@@ -29,88 +39,93 @@ class Run:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if not 1 <= self.num_envs <= 1024:
-            raise InputError(f"run: num_envs must be between 1 and 1,024 (got {self.num_envs})")
-        if not self.num_envs <= self.frames <= 10**12:
-            raise InputError(f"run: frames must be between num_envs ({self.num_envs}) and 10¹² (got {self.frames:,})")
+        if not 1 <= self.num_envs <= MAX_ENVIRONMENTS:
+            raise InputError(f"run: num_envs must be between 1 and {MAX_ENVIRONMENTS:,} (got {self.num_envs}).")
+        if not self.num_envs <= self.frames <= MAX_FRAMES:
+            raise InputError(f"run: frames must be between num_envs ({self.num_envs}) and 10¹² (got {self.frames:,}).")
+        if len(self.learning.channels) > MAX_LAYERS:
+            raise InputError(
+                f"learning.channels: must be at most {MAX_LAYERS} sizes (got {len(self.learning.channels)})."
+            )
 
     def __str__(self) -> str:
         return f"{self.name}/{self.environment}/seed{self.seed}"
 
 
 def make_run(agent: str, environment: str, frames: int, seed: int, num_envs: int | None = None) -> Run:
-    """One of the paper's agents, as the world's own settings have it. Of `module:Id` the module is imported."""
+    """Return the run of one of the paper's agents, with settings that suit the environment.
+
+    Args:
+        agent: "dqn", "bdqn", "rnd", "ids" or "csd".
+        environment: "my-way-home-dense", "my-way-home-sparse", "my-way-home-very-sparse", "chain-N", "deep-sea-N", an
+            id of Gymnasium, or `module:Id`, whose module is imported.
+        frames: Number of frames, of all environments together.
+        seed: Seed of everything random.
+        num_envs: Number of environments that step together. By default 16 for MyWayHome and 4 for others.
+
+    Returns:
+        The run. Change single settings with `dataclasses.replace`, and pass it to `train`.
+
+    Raises:
+        InputError: The agent or the environment does not exist, or a number is out of range.
+    """
     import_environment(environment)
     if agent not in AGENTS:
-        raise InputError(f"there is no agent {agent!r}; known are {', '.join(AGENTS)}")
-    place = find_environment(environment, frames)
+        raise InputError(f"agent: {agent!r} is not one of {', '.join(AGENTS)}.")
+    spec = find_environment(environment, frames)
     return Run(
         name=agent, environment=environment, frames=frames, seed=seed,
-        num_envs=place.environments if num_envs is None else num_envs,
-        agent=adapt_agent(AGENTS[agent], environment, frames), learning=place.learning,
+        num_envs=spec.num_envs if num_envs is None else num_envs,
+        agent=adapt_agent(AGENTS[agent], environment, frames), learning=spec.learning,
     )  # fmt: skip
 
 
-def override_settings(run: Run, settings: Sequence[str]) -> Run:
-    """The run with other settings of its agent and of how it learns, each like `learning.target_period=2000`."""
-    content = json.loads(json.dumps(plain(run)))
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        *above, last = name.split(".")
-        part: Any = content
-        for key in above:
-            part = part.get(key) if isinstance(part, dict) else None
-        old = part.get(last) if isinstance(part, dict) else None
-        if not equals or old is None or isinstance(old, dict) or above[:1] not in (["agent"], ["learning"]):
-            near = difflib.get_close_matches(name, _setting_names(content), 1, 0.5)
-            example = f"{near[0]}=…" if near else "learning.target_period=2000"
-            raise InputError(f"{setting!r} changes no setting; one that does: {example}")
+def override_settings(run: Run, assignments: Sequence[str]) -> Run:
+    """Return the run with changed settings of its agent or learning, each as in `learning.target_period=2000`.
+
+    Values are JSON, or text. For an integer setting, a float with an integral value is accepted, such as 1e4.
+    """
+    content = to_json(run)
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        *parents, key = name.split(".")
+        parent: Any = content
+        for part in parents:
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        current = parent.get(key) if isinstance(parent, dict) else None
+        if not equals or current is None or isinstance(current, dict) or parents[:1] not in (["agent"], ["learning"]):
+            similar = difflib.get_close_matches(name, _setting_names(content), 1, 0.5)
+            example = f"{similar[0]}=…" if similar else "learning.target_period=2000"
+            raise InputError(f"{assignment!r}: is not a setting. Use a name from settings.json, such as {example}")
         try:
-            new = json.loads(value)
+            value = json.loads(text)
         except ValueError:
-            new = value  # a word
-        part[last] = int(new) if isinstance(old, int) and isinstance(new, float) and new.is_integer() else new
-    return from_plain(Run, content)
+            value = text
+        is_integral = isinstance(current, int) and isinstance(value, float) and value.is_integer()
+        parent[key] = int(value) if is_integral else value
+    return parse_run(content)
 
 
-def _setting_names(content: dict[str, Any], before: str = "") -> Iterator[str]:
-    """Of all settings that can be changed."""
+def _setting_names(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all settings that `override_settings` can change."""
     for name, value in content.items():
         if isinstance(value, dict):
-            yield from _setting_names(value, f"{before}{name}.")
-        elif before:
-            yield f"{before}{name}"
+            yield from _setting_names(value, f"{prefix}{name}.")
+        elif prefix:
+            yield f"{prefix}{name}"
 
 
-def plain(run: Run) -> dict[str, Any]:
-    """As JSON has it."""
-    return asdict(run)
+def parse_run(content: Any) -> Run:
+    """Return the run that `core.schema.to_json` wrote; raise InputError for any other content."""
+    for name, value in _leaves(content):
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise InputError(f"{name}: the integer is too large.")
+    return from_json(Run, content)
 
 
-def from_plain(kind: type[T], content: Any) -> T:
-    """A dataclass from what `plain` made of it; anything else is refused."""
-    hints = get_type_hints(kind)
-    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # pyright: ignore[reportArgumentType]
-    if not isinstance(content, dict) or not needed <= set(content) <= set(hints):
-        raise InputError(f"these are no settings of a {kind.__name__.lower()}")
-    return kind(**{name: _value(name, hints[name], value) for name, value in content.items()})
-
-
-def _value(name: str, hint: Any, value: Any) -> Any:
-    if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
-        return from_plain(hint, value)
-    wrong = InputError(f"the setting {name} cannot be {value!r}")
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list) or len(value) > MOST_LAYERS or any(type(part) is not int for part in value):
-            raise InputError(f"{wrong}: whole numbers in brackets are needed, as [16,32]")
-        return tuple(_value(name, int, part) for part in value)
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise InputError(f"the setting {name} is one of {', '.join(get_args(hint))}, not {value!r}")
-        return value
-    expected = {int: int, float: (int, float), str: str, bool: bool}.get(hint, ())
-    if not isinstance(value, expected) or isinstance(value, bool) != (hint is bool):
-        raise InputError(f"{wrong}: true or false") if hint is bool else wrong
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise InputError(f"the setting {name} is too large an integer")
-    return float(value) if hint is float else value
+def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _leaves(value, f"{prefix}{name}." if isinstance(value, dict) else f"{prefix}{name}")
+    else:
+        yield prefix, content

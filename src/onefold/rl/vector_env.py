@@ -1,4 +1,4 @@
-"""Many environments at once: in this process, or in worker processes that may die without harm."""
+"""Vector environments: many environments stepped together, in this process or in restartable worker processes."""
 
 import itertools
 import logging
@@ -29,13 +29,16 @@ from onefold.rl.worker import CONTEXT, LINUX, STOP_SECONDS, DonePipe, Worker, Wo
 
 LOG = logging.getLogger(__name__)
 MAX_FAILURES = 5  # of one worker in a row, without a step between them
-START_SECONDS = 120.0  # seconds that a worker has to start in, at least
+START_SECONDS = 120.0  # the least time that a worker gets to start
 
 
 @runtime_checkable
 class VectorEnv(Protocol):
-    """What training needs. An episode's last step shows its last frame; the next action is ignored and the next episode
-    begins. Episode k of environment e is the same in every run of one seed, whatever was before and whoever runs it."""
+    """Environments that step together.
+
+    The last step of an episode returns its last frame. The next action is ignored: it starts the next episode. Episode
+    k of environment e depends only on the seed, k and e.
+    """
 
     count: int
     frame: tuple[int, ...]
@@ -43,133 +46,138 @@ class VectorEnv(Protocol):
     actions: int
 
     def reset(self) -> Steps:
-        """Begin episode 0 everywhere."""
+        """Start episode 0 in every environment."""
         ...
 
     def send(self, actions: Int64[np.ndarray, " e"]) -> None:
-        """Have every environment take a step; `collect` has the answers."""
+        """Start a step in every environment; `collect` returns its outcome."""
         ...
 
-    def collect(self) -> Steps: ...
+    def collect(self) -> Steps:
+        """Wait for the outcome of the step that `send` started."""
+        ...
 
     def episodes(self) -> Int64[np.ndarray, " e"]:
-        """The number of the episode that each environment is in."""
+        """Return the number of the current episode of each environment."""
         ...
 
     def restore(self, episodes: Int64[np.ndarray, " e"], actions: Sequence[Sequence[int]]) -> None:
-        """Be again where environments were that had begun these episodes and then been sent these actions."""
+        """Start these episodes and replay the actions taken in each."""
         ...
 
     def close(self) -> None: ...
 
 
 class BaseVectorEnv(ABC):
-    """What any group of environments has in common; how the answers come is left open."""
+    """The part of a vector environment that does not depend on where its environments run."""
 
-    def __init__(self, count: int, form: Spaces, rows: np.ndarray) -> None:
-        self.count, self.frame, self.dtype, self.actions = count, form.frame, form.dtype, form.actions
+    def __init__(self, count: int, spaces: Spaces, rows: np.ndarray) -> None:
+        self.count, self.frame, self.dtype, self.actions = count, spaces.frame, spaces.dtype, spaces.actions
         self._rows = rows
         self._step = 0
-        self._waiting = False
+        self._pending = False
         self._episodes = np.full(count, -1, np.int64)
-        self._restart(np.zeros(count, np.int64))
+        self._set_episodes(np.zeros(count, np.int64))
 
     @abstractmethod
-    def _ask(self) -> None:
-        """Let the work begin that the rows ask for."""
+    def _start_step(self) -> None:
+        """Start the step that the rows request."""
 
     @abstractmethod
-    def _hear(self) -> None:
-        """Wait until all rows are answered."""
+    def _finish_step(self) -> None:
+        """Wait until all rows hold the outcome of the step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Nothing can be asked after that."""
+        """Close all environments. The object cannot be used after that."""
 
     def reset(self) -> Steps:
-        """Begin episode 0 everywhere."""
-        return self._begin(np.zeros(self.count, np.int64))
+        """Start episode 0 in every environment."""
+        return self._start_episodes(np.zeros(self.count, np.int64))
 
     def send(self, actions: Int64[np.ndarray, " e"]) -> None:
-        """Have every environment take a step; `collect` has the answers."""
+        """Start a step in every environment; `collect` returns its outcome."""
         if actions.shape != (self.count,) or actions.min() < 0 or actions.max() >= self.actions:
-            raise InputError(f"needs {self.count} actions from 0 to {self.actions - 1}, not {actions.tolist()}")
+            raise InputError(
+                f"actions: must be {self.count} integers from 0 to {self.actions - 1} (got {actions.tolist()})."
+            )
         self._send(actions)
 
     def collect(self) -> Steps:
-        """The answers to what was sent."""
-        if not self._waiting:
-            raise InputError("nothing was sent that could be collected")
-        self._hear()
-        self._waiting = False
+        """Wait for the outcome of the step that `send` started."""
+        if not self._pending:
+            raise InputError("collect: no step was started. Call send() first.")
+        self._finish_step()
+        self._pending = False
         self._episodes[:] = self._rows["episodes"]
         return Steps(*(self._rows[name].copy() for name in Steps._fields))
 
     def episodes(self) -> Int64[np.ndarray, " e"]:
-        """The number of the episode that each environment is in, as of the last answers."""
+        """Return the number of the current episode of each environment, as of the last `collect`."""
         return self._episodes.copy()
 
     def restore(self, episodes: Int64[np.ndarray, " e"], actions: Sequence[Sequence[int]]) -> None:
-        """Be again where environments were that had begun these episodes and then been sent these actions."""
+        """Start these episodes and replay the actions taken in each."""
         if not len(episodes) == len(actions) == self.count or min(episodes) < 0:
-            raise InputError(f"needs an episode and its actions for each of {self.count} environments")
+            raise InputError(f"restore: needs an episode and its actions for each of {self.count} environments.")
         steps = np.full((max(map(len, actions)), self.count), SKIP, np.int64)
-        for i, taken in enumerate(actions):
-            steps[: len(taken), i] = taken
-            if len(taken) and not 0 <= min(taken) <= max(taken) < self.actions:
-                raise InputError(f"actions are numbers from 0 to {self.actions - 1}")
-        lost = self._begin(episodes).lost
+        for i, replayed in enumerate(actions):
+            steps[: len(replayed), i] = replayed
+            if len(replayed) and not 0 <= min(replayed) <= max(replayed) < self.actions:
+                raise InputError(f"restore: actions must be integers from 0 to {self.actions - 1}.")
+        lost = self._start_episodes(episodes).lost
         for step in steps:
             self._send(step)
             lost |= self.collect().lost
         if lost.any():
-            raise OnefoldError("a worker was lost while its episodes were taken up again: restore them once more")
+            raise OnefoldError("restore: a worker died while episodes were replayed. Restore them again.")
         if (self.episodes() != episodes).any():
-            raise InputError("the actions do not belong to these episodes: one of them ends before its last action")
+            raise InputError("restore: the actions do not belong to these episodes (an episode ended too early).")
 
-    def _begin(self, episodes: Int64[np.ndarray, " e"]) -> Steps:
-        self._restart(episodes)
+    def _start_episodes(self, episodes: Int64[np.ndarray, " e"]) -> Steps:
+        self._set_episodes(episodes)
         self._send(np.full(self.count, RESET, np.int64))
         return self.collect()
 
-    def _restart(self, episodes: Int64[np.ndarray, " e"]) -> None:
+    def _set_episodes(self, episodes: Int64[np.ndarray, " e"]) -> None:
+        """Write the number of the episode before each; the next reset increments it."""
         self._rows["episodes"] = episodes - 1
 
     def _send(self, actions: Int64[np.ndarray, " e"]) -> None:
-        if self._waiting:
-            raise InputError("what was sent before has to be collected first")
+        if self._pending:
+            raise InputError("send: the previous step is not collected. Call collect() first.")
         self._step += 1
-        self._rows["actions"], self._rows["asked"], self._rows["lost"] = actions, self._step, False
-        self._waiting = True
-        self._ask()
+        self._rows["actions"], self._rows["requested"], self._rows["lost"] = actions, self._step, False
+        self._pending = True
+        self._start_step()
 
 
 class LocalVectorEnv(BaseVectorEnv):
-    """All environments in this process, one after the other: for small worlds."""
+    """Environments that step one after the other in this process; suits small environments."""
 
     def __init__(self, make: EnvFactory, count: int, seed: int) -> None:
-        found = inspect_spaces(make)
-        super().__init__(count, found, np.zeros(count, row_dtype(found)))
+        spaces = inspect_spaces(make)
+        super().__init__(count, spaces, np.zeros(count, row_dtype(spaces)))
         self._group = EnvGroup(make, self._rows, 0, seed)
 
-    def _ask(self) -> None:
+    def _start_step(self) -> None:
         pass
 
-    def _hear(self) -> None:
+    def _finish_step(self) -> None:
         try:
-            self._group.answer()
-        except SystemExit as error:  # it would end the whole program, perhaps as if it had been done
-            raise OnefoldError(f"an environment raised {summarise_error(error)}") from error
+            self._group.step()
+        except SystemExit as error:  # it would end the program, possibly with the exit code of success
+            raise OnefoldError(f"environment: raised {summarise_error(error)}.") from error
 
     def close(self) -> None:
         self._group.close()
 
 
 class WorkerVectorEnv(BaseVectorEnv):
-    """Environments in worker processes, a stretch of the table each; all of them answer, or are replaced.
+    """Environments in worker processes, each with consecutive rows of a shared table.
 
-    A worker that dies, raises or gives no answer for `timeout` seconds loses what its environments were doing. A new
-    one begins their next episodes; the others notice nothing but the delay. `replaced` counts them.
+    A worker that dies, raises or does not finish a step within `timeout` seconds is restarted. Its environments lose
+    their current episodes and start the next ones; other workers are only delayed. `restarts` counts these events.
     """
 
     def __init__(
@@ -178,106 +186,114 @@ class WorkerVectorEnv(BaseVectorEnv):
         cores = sorted(os.sched_getaffinity(0)) if LINUX else [None] * (os.cpu_count() or 1)
         workers = min(count, len(cores) if workers is None else workers)
         if workers < 1 or not timeout > 0:
-            raise InputError(f"needs environments, workers and time: not {count}, {workers} and {timeout}")
-        found = inspect_spaces(make)
-        memory = CONTEXT.RawArray("b", count * row_dtype(found).itemsize)  # has no name: it goes with its last user
-        super().__init__(count, found, np.frombuffer(memory, row_dtype(found)))
+            raise InputError(
+                f"vector environment: count, workers and timeout must be positive (got {count}, {workers}, {timeout})."
+            )
+        spaces = inspect_spaces(make)
+        dtype = row_dtype(spaces)
+        memory = CONTEXT.RawArray("b", count * dtype.itemsize)  # without a name: freed with its last user
+        super().__init__(count, spaces, np.frombuffer(memory, dtype))
         edges = [count * i // workers for i in range(workers + 1)]
-        self.workers, self.timeout, self.replaced = workers, timeout, 0
+        self.workers, self.timeout, self.restarts = workers, timeout, 0
         self._tasks = [
-            WorkerTask(make, memory, found, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
+            WorkerTask(make, memory, spaces, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
             for i, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
-        self._whose = [task.number for task in self._tasks for _ in range(task.start, task.stop)]
+        self._worker_of_row = [task.number for task in self._tasks for _ in range(task.start, task.stop)]
         self._failures = [0] * workers
-        self._bell = DonePipe()
+        self._done_pipe = DonePipe()
         self._ready = select.poll()
-        self._ready.register(self._bell, select.POLLIN)
-        self._staff: list[Worker] = []
-        self._numbers: dict[int, int] = {}  # of workers, by what tells of their end
-        self._finish = multiprocessing.util.Finalize(self, _stop_workers, (self._staff, self._bell), exitpriority=10)
+        self._ready.register(self._done_pipe, select.POLLIN)
+        self._workers: list[Worker] = []
+        self._worker_of_file: dict[int, int] = {}  # by the file descriptor of its failure pipe
+        self._finish = multiprocessing.util.Finalize(
+            self, _stop_workers, (self._workers, self._done_pipe), exitpriority=10
+        )
         try:
-            self._start()
+            self._start_workers()
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
         self._rows["actions"] = RESET
         for task in self._tasks:
-            self._staff.append(self._hire(task))
-        for i, why in self._wait(set(range(self.workers)), max(self.timeout, START_SECONDS)).items():
-            raise OnefoldError(f"environments {self._tasks[i].start} to {self._tasks[i].stop - 1} do not start: {why}")
+            self._workers.append(self._start_worker(task))
+        failures = self._wait(set(range(self.workers)), max(self.timeout, START_SECONDS))
+        for i, reason in failures.items():
+            task = self._tasks[i]
+            raise OnefoldError(f"environments {task.start} to {task.stop - 1}: do not start ({reason}).")
 
-    def _hire(self, task: WorkerTask) -> Worker:
-        worker = Worker(task, self._bell)
+    def _start_worker(self, task: WorkerTask) -> Worker:
+        worker = Worker(task, self._done_pipe)
         self._ready.register(worker, select.POLLIN)
-        self._numbers[worker.fileno()] = task.number
+        self._worker_of_file[worker.fileno()] = task.number
         return worker
 
-    def _ask(self) -> None:
-        if not self._staff:
-            raise InputError("the workers have been let go: these environments are closed")
-        here = (
-            current_core()
-        )  # whose worker comes last: as it is woken it takes the core, and the others would have to wait
-        for worker in sorted(self._staff, key=lambda worker: worker.core == here):
-            worker.go()
+    def _start_step(self) -> None:
+        if not self._workers:
+            raise InputError("vector environment: is closed. Make a new one.")
+        # Wake the worker on this core last: it takes over the core, and the others would have to wait.
+        here = current_core()
+        for worker in sorted(self._workers, key=lambda worker: worker.core == here):
+            worker.step()
 
-    def _hear(self) -> None:
+    def _finish_step(self) -> None:
         everyone = set(range(self.workers))
         lost = self._wait(everyone.copy(), self.timeout)
         for i in everyone - lost.keys():
             self._failures[i] = 0
         while lost:
             i = min(lost)
-            self._replace(i, lost.pop(i))
-            lost |= self._wait({i}, max(self.timeout, START_SECONDS))  # which may tell of others, too
+            self._restart_worker(i, lost.pop(i))
+            lost |= self._wait({i}, max(self.timeout, START_SECONDS))  # other workers may fail meanwhile
 
-    def _wait(self, left: set[int], seconds: float) -> dict[int, str]:
-        """Until these workers have answered their rows; those that never will, and why."""
-        until, rung, lost = time.monotonic() + seconds, set[int](), dict[int, str]()
-        while left:
-            ready = self._ready.poll(1000 * max(0.0, until - time.monotonic()))
-            for number, _ in ready:
-                if number == self._bell.fileno():
-                    rung |= self._bell.rung()
+    def _wait(self, waiting: set[int], seconds: float) -> dict[int, str]:
+        """Wait until these workers have finished the step; return the reason for each that has failed."""
+        deadline, done, lost = time.monotonic() + seconds, set[int](), dict[int, str]()
+        while waiting:
+            ready = self._ready.poll(1000 * max(0.0, deadline - time.monotonic()))
+            for file, _ in ready:
+                if file == self._done_pipe.fileno():
+                    done |= self._done_pipe.read()
                 else:
-                    i = self._numbers[number]
-                    self._ready.unregister(number)
-                    lost[i] = self._staff[i].last_words()
-                    left.discard(i)
-            if left <= rung or not ready:  # one may have rung and been replaced since: then its rows are not answered
-                left -= rung - {self._whose[k] for k in np.flatnonzero(self._rows["answered"] != self._step)}
+                    i = self._worker_of_file[file]
+                    self._ready.unregister(file)
+                    lost[i] = self._workers[i].read_failure()
+                    waiting.discard(i)
+            if waiting <= done or not ready:
+                # A worker may have been restarted after it was done; then its rows are not complete.
+                incomplete = {self._worker_of_row[k] for k in np.flatnonzero(self._rows["completed"] != self._step)}
+                waiting -= done - incomplete
             if not ready:
-                for i in left:
-                    self._ready.unregister(self._staff[i])
-                return lost | dict.fromkeys(left, "gave no answer in time")
+                for i in waiting:
+                    self._ready.unregister(self._workers[i])
+                return lost | dict.fromkeys(waiting, f"no response within {seconds:g} s")
         return lost
 
-    def _replace(self, i: int, why: str) -> None:
-        """Have the next episodes begun in a new worker."""
-        self._staff[i].kill()
+    def _restart_worker(self, i: int, reason: str) -> None:
+        """Start a new worker, whose environments begin their next episodes."""
+        self._workers[i].kill()
         self._failures[i] += 1
         if self._failures[i] == MAX_FAILURES:
             self.close()
-            raise OnefoldError(f"a worker was lost {MAX_FAILURES} times in a row, at last because: {why}")
-        LOG.warning("worker %d of %d is replaced: %s", i, len(self._staff), why)
-        self.replaced += 1
+            raise OnefoldError(f"worker {i}: failed {MAX_FAILURES} times in a row ({reason}). Check the environment.")
+        LOG.warning("worker %d of %d: restarted (%s)", i, len(self._workers), reason)
+        self.restarts += 1
         rows = self._rows[self._tasks[i].start : self._tasks[i].stop]
-        rows["actions"], rows["answered"], rows["lost"] = RESET, 0, True
-        self._staff[i] = self._hire(self._tasks[i])
+        rows["actions"], rows["completed"], rows["lost"] = RESET, 0, True
+        self._workers[i] = self._start_worker(self._tasks[i])
 
     def close(self) -> None:
         self._finish()
 
 
-def _stop_workers(staff: list[Worker], bell: DonePipe) -> None:
-    """Ask all to leave, then wait for them together; called once, however the end comes."""
-    for worker in staff:
-        worker.dismiss()
-    until = time.monotonic() + STOP_SECONDS
-    for worker in staff:
-        worker.bury(until)
-    staff.clear()
-    bell.close()
+def _stop_workers(workers: list[Worker], done_pipe: DonePipe) -> None:
+    """Ask all workers to stop, then wait for them together. Runs once: on `close`, at exit or on deletion."""
+    for worker in workers:
+        worker.request_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in workers:
+        worker.stop(deadline)
+    workers.clear()
+    done_pipe.close()

@@ -1,4 +1,4 @@
-"""Moving pictures of an agent in MyWayHome, GIF or MP4: the game's screen, and the way through the maze."""
+"""Videos of an episode in MyWayHome, as GIF or MP4: the game's screen beside a map of the maze."""
 
 import io
 import math
@@ -21,100 +21,100 @@ from onefold.rl.tasks import read_map
 Colour: TypeAlias = tuple[int, int, int]
 Point: TypeAlias = tuple[float, float]
 
-EVERY = 2  # every second of the game's frames is shown
-RATE = Fraction(35, EVERY)  # of them a second: the game's own pace
-HOLD = 1  # second that the last one stays
-SCREEN, SIDE = (480, 360), 360  # pixels of the game's screen, three times as large, and of the map at its right
+FRAME_STEP = 2  # the video shows every second frame of the game
+RATE = Fraction(35, FRAME_STEP)  # frames per second: the game's speed
+HOLD_SECONDS = 1  # duration of the last frame
+SCREEN, SIDE = (480, 360), 360  # pixels of the game's screen, enlarged three times, and of the map to its right
 MARGIN = 22  # pixels around the maze
-FINE = 3  # times as large is the map drawn, and shrunk then: PIL's lines have no smooth edges
+OVERSAMPLING = 3  # PIL does not antialias lines: the map is drawn larger and reduced
 
-# As on the report's maps of visits; what is marked differs in shape and brightness, too.
-NIGHT, WALL, WAY, PLAYER, GOAL = (16, 21, 27), (125, 138, 151), (86, 180, 233), (255, 255, 255), (55, 224, 169)
+# The colours of the report's maps of visits. Marks also differ in shape and brightness.
+BACKGROUND, WALL, PATH, PLAYER, GOAL = (16, 21, 27), (125, 138, 151), (86, 180, 233), (255, 255, 255), (55, 224, 169)
 
-# A GIF's palette: greys of the screen, where more of them would make the file twice as large; the map's colours, with
-# their shades at smooth edges; and one that nothing is near to, for what is clear.
+# The palette of a GIF: greys of the screen (twice as many would double the file), the map's colours with their shades
+# at antialiased edges, and a colour for transparent pixels that is far from all others.
 GREYS = [17 * i for i in range(16)]
 ROUNDED = [GREYS[round(grey / 17)] for grey in range(256)]
-EDGES = [np.linspace(NIGHT, colour, 7)[1:].round().astype(int).tolist() for colour in (WALL, WAY, PLAYER, GOAL)]
-COLOURS = [*((grey, grey, grey) for grey in GREYS), NIGHT, *chain(*EDGES), (255, 0, 255)]
+EDGES = [np.linspace(BACKGROUND, colour, 7)[1:].round().astype(int).tolist() for colour in (WALL, PATH, PLAYER, GOAL)]
+COLOURS = [*((grey, grey, grey) for grey in GREYS), BACKGROUND, *chain(*EDGES), (255, 0, 255)]
 
 
 class VideoFile:
-    """A movie's file, its kind by its name: refused before anything is played for it."""
+    """A video file, whose format follows from its suffix; an unsupported format is an error before any episode."""
 
     def __init__(self, path: Path) -> None:
-        kinds = {".gif": _encode_gif, ".mp4": _encode_mp4}
-        if path.suffix.lower() not in kinds:
-            raise InputError(f"{path}: a movie's name ends in {' or '.join(kinds)}")
-        self.path, self._encoded = path, kinds[path.suffix.lower()]
-        if self._encoded is _encode_mp4:
+        encoders = {".gif": _encode_gif, ".mp4": _encode_mp4}
+        if path.suffix.lower() not in encoders:
+            raise InputError(f"{path}: the suffix must be {' or '.join(encoders)}.")
+        self.path, self._encode = path, encoders[path.suffix.lower()]
+        if self._encode is _encode_mp4:
             _import_av()
 
-    def write(self, played: Rollout) -> None:
-        """An episode with its views."""
+    def write(self, rollout: Rollout) -> None:
+        """Write an episode that was recorded with its views."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path, self._encoded(render_frames(played)))
+        write_bytes(self.path, self._encode(render_frames(rollout)))
 
 
-def render_frames(played: Rollout) -> Iterator[Image.Image]:
-    """Every second view, counted from the end, so that the last one is among them: it is where the goal is."""
-    plan, last = MazePicture(), len(played.views) - 1
-    for step, (screen, position, angle) in enumerate(played.views):
-        plan.walk(position)
-        if (last - step) % EVERY == 0:
+def render_frames(rollout: Rollout) -> Iterator[Image.Image]:
+    """Yield a picture of every second view, counted from the end: the last view shows whether the goal is reached."""
+    maze, last = MazePicture(), len(rollout.views) - 1
+    for step, (screen, position, angle) in enumerate(rollout.views):
+        maze.move(position)
+        if (last - step) % FRAME_STEP == 0:
             picture = Image.new("RGB", (SCREEN[0] + SIDE, SIDE))
             picture.paste(Image.fromarray(screen).resize(SCREEN, Image.Resampling.NEAREST))
-            picture.paste(plan.picture(angle), (SCREEN[0], 0))
-            _caption(picture, step, played.reached and step == last)
+            picture.paste(maze.picture(angle), (SCREEN[0], 0))
+            _caption(picture, step, rollout.reached and step == last)
             yield picture
 
 
 class MazePicture:
-    """The maze from above, and the way walked so far."""
+    """The maze from above, with the player's path so far."""
 
     def __init__(self) -> None:
         walls, _, goal = read_map()
         low, high = walls.reshape(-1, 2).min(0), walls.reshape(-1, 2).max(0)
-        self._middle, self._scale = (low + high) / 2, FINE * (SIDE - 2 * MARGIN) / (high - low).max()
-        self._picture = Image.new("RGB", (FINE * SIDE, FINE * SIDE), NIGHT)
+        self._middle, self._scale = (low + high) / 2, OVERSAMPLING * (SIDE - 2 * MARGIN) / (high - low).max()
+        self._picture = Image.new("RGB", (OVERSAMPLING * SIDE, OVERSAMPLING * SIDE), BACKGROUND)
         for x1, y1, x2, y2 in walls.tolist():
-            _line(self._picture, self._at(x1, y1), self._at(x2, y2), WALL, 2)
-        (x, y), spokes = self._at(*goal), [(FINE * (10, 4)[i % 2], math.pi * i / 5) for i in range(10)]
+            _line(self._picture, self._pixel(x1, y1), self._pixel(x2, y2), WALL, 2)
+        (x, y), spokes = self._pixel(*goal), [(OVERSAMPLING * (10, 4)[i % 2], math.pi * i / 5) for i in range(10)]
         star = [(x + length * math.sin(a), y - length * math.cos(a)) for length, a in spokes]
         ImageDraw.Draw(self._picture).polygon(star, GOAL)
         self._player: Point | None = None
 
-    def walk(self, position: Float32[np.ndarray, "2"]) -> None:
-        """The player is there now."""
-        there = self._at(*position.tolist())
-        _line(self._picture, self._player or there, there, WAY, 3)
-        self._player = there
+    def move(self, position: Float32[np.ndarray, "2"]) -> None:
+        """Extend the path to the player's new position."""
+        point = self._pixel(*position.tolist())
+        _line(self._picture, self._player or point, point, PATH, 3)
+        self._player = point
 
     def picture(self, angle: float) -> Image.Image:
-        """The map now, with the player, who looks that way: degrees from the east, against the clock."""
+        """Return the map with the player, who looks in this direction: degrees counterclockwise from east."""
         if self._player is None:
-            raise ValueError("nobody has walked yet")
+            raise ValueError("maze picture: has no player. Call move() first.")
         picture, (x, y), a = self._picture.copy(), self._player, math.radians(angle)
-        _line(picture, (x, y), (x + 17 * FINE * math.cos(a), y - 17 * FINE * math.sin(a)), PLAYER, 3)
-        ImageDraw.Draw(picture).circle((x, y), 6 * FINE, PLAYER)
-        return picture.reduce(FINE)
+        _line(picture, (x, y), (x + 17 * OVERSAMPLING * math.cos(a), y - 17 * OVERSAMPLING * math.sin(a)), PLAYER, 3)
+        ImageDraw.Draw(picture).circle((x, y), 6 * OVERSAMPLING, PLAYER)
+        return picture.reduce(OVERSAMPLING)
 
-    def _at(self, x: float, y: float) -> Point:
-        """Where a place of the game's is on the map, which has y downwards."""
+    def _pixel(self, x: float, y: float) -> Point:
+        """Return the pixel of a position in the game; y points down in the picture."""
         right, up = self._scale * (np.array([x, y]) - self._middle)
-        return FINE * SIDE / 2 + float(right), FINE * SIDE / 2 - float(up)
+        return OVERSAMPLING * SIDE / 2 + float(right), OVERSAMPLING * SIDE / 2 - float(up)
 
 
 def _line(picture: Image.Image, start: Point, end: Point, colour: Colour, width: int) -> None:
-    """With round ends, so that corners close and a way has no gaps."""
+    """Draw a line with round ends, so that corners close and a path has no gaps."""
     draw = ImageDraw.Draw(picture)
-    draw.line([start, end], colour, width * FINE)
+    draw.line([start, end], colour, width * OVERSAMPLING)
     for point in (start, end):
-        draw.circle(point, width * FINE / 2, colour)
+        draw.circle(point, width * OVERSAMPLING / 2, colour)
 
 
 def _caption(picture: Image.Image, step: int, reached: bool) -> None:
-    """At the foot of the map, which is less high than wide."""
+    """Write the step below the map, which is wider than high."""
     draw, font, foot = ImageDraw.Draw(picture), ImageFont.load_default(17), SIDE - 14
     draw.text((SCREEN[0] + MARGIN, foot), f"step {step:,}", PLAYER, font, "ls")
     if reached:
@@ -122,32 +122,35 @@ def _caption(picture: Image.Image, step: int, reached: bool) -> None:
 
 
 def _encode_gif(frames: Iterator[Image.Image]) -> bytes:
-    """Without "optimize": it would leave out all that does not change, single pixels of a screen in motion, too."""
+    """Return a GIF.
+
+    PIL's "optimize" would also drop single unchanged pixels of a moving screen, which enlarges the file.
+    """
     content, (first, *others) = io.BytesIO(), _changed_pixels(frames)
-    times = [10 * round(100 / RATE)] * len(others) + [1000 * HOLD]  # in steps of 10 ms
+    times = [10 * round(100 / RATE)] * len(others) + [1000 * HOLD_SECONDS]  # multiples of 10 ms
     settings = {"duration": times, "loop": 0, "transparency": len(COLOURS) - 1, "optimize": False}
     first.save(content, "GIF", save_all=True, append_images=others, **settings)
     return content.getvalue()
 
 
 def _changed_pixels(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
-    """Frames in the palette's colours, and clear where the map is as before: a sixth less to store."""
-    palette, before = Image.new("P", (1, 1)), None
+    """Yield frames in the palette's colours, transparent where the map has not changed: a sixth less to store."""
+    palette, previous = Image.new("P", (1, 1)), None
     palette.putpalette([part for colour in COLOURS for part in colour])
-    for frame in frames:  # some of the map's shades are near to greys, so the screen is rounded to these by itself
+    for frame in frames:  # round the screen's greys separately, as some shades of the map are close to them
         frame.paste(frame.crop((0, 0, *SCREEN)).convert("L").point(ROUNDED))
-        now = frame.quantize(palette=palette, dither=Image.Dither.NONE)
-        changed = now.copy()
-        if before is not None:
-            same = ImageChops.subtract_modulo(now, before).point([255] + [0] * 255, "1")
+        current = frame.quantize(palette=palette, dither=Image.Dither.NONE)
+        changed = current.copy()
+        if previous is not None:
+            same = ImageChops.subtract_modulo(current, previous).point([255] + [0] * 255, "1")
             same.paste(0, (0, 0, *SCREEN))
             changed.paste(len(COLOURS) - 1, mask=same)
-        before = now
+        previous = current
         yield changed
 
 
 def _encode_mp4(frames: Iterator[Image.Image]) -> bytes:
-    """H.264 with half the resolution of colour, which is what browsers know."""
+    """Return an H.264 video with 4:2:0 chroma subsampling, which all browsers play."""
     av, content = _import_av(), io.BytesIO()
     with av.open(content, "w", format="mp4") as file:
         stream = file.add_stream("libx264", RATE, {"crf": "18", "preset": "veryfast"})
@@ -160,17 +163,17 @@ def _encode_mp4(frames: Iterator[Image.Image]) -> bytes:
 
 
 def _hold_last(frames: Iterator[Image.Image]) -> Iterator[Image.Image]:
-    """The frames, and the last one again until it has stayed long enough."""
+    """Yield the frames, then repeat the last one for `HOLD_SECONDS`."""
     frame = next(frames)
     yield frame
     for frame in frames:
         yield frame
-    yield from repeat(frame, round(HOLD * RATE) - 1)
+    yield from repeat(frame, round(HOLD_SECONDS * RATE) - 1)
 
 
 def _import_av() -> ModuleType:
     try:
         import av
     except ImportError:
-        raise MissingExtraError("MP4 needs av: pip install 'onefold[video]'; a name in .gif does not") from None
+        raise MissingExtraError("MP4 needs av: pip install 'onefold[video]'. A .gif file needs nothing.") from None
     return av

@@ -149,6 +149,19 @@ def test_tables_are_those_of_the_result_files(tables: ModuleType) -> None:
         assert text == tables.filled(text, name, writers), f"{name} is not up to date: python benchmarks/tables.py"
 
 
+def test_the_architecture_lists_packages_in_the_order_of_their_imports() -> None:
+    table = (DOCS / "architecture.md").read_text("utf-8").partition("## From data")[0]
+    packages = [name for row in re.findall(r"^\| (`.+?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    source = ROOT / "src" / "onefold"
+    paths = [path for path in source.rglob("*.py") if path.parent != source or path.stem != "__init__"]
+    owners = {path: path.relative_to(source).parts[0].removesuffix(".py") for path in paths}
+    assert set(owners.values()) == set(packages)
+    for path, owner in owners.items():
+        imported = re.findall(r"^\s*(?:from|import) onefold\.(\w+)", path.read_text("utf-8"), re.M)
+        below = [name for name in imported if packages.index(name) > packages.index(owner)]
+        assert not below, f"{path.relative_to(source)} imports {below}"
+
+
 def test_the_module_map_is_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("module_map", ROOT / "tools" / "module_map.py")
     assert spec is not None

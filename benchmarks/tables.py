@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from onefold.bench.cell import means
-from onefold.bench.units import ABLATION, METHODS, TABLE
+from onefold.bench.evaluate import mean_over_sets
+from onefold.bench.results import Collected, collect
+from onefold.bench.rows import ABLATION, ROWS, select_rows
 from onefold.report.seeds import Difference, difference
 from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_text import Column, difference_text, grids, lines, remarks, title_of
-from onefold.report.shift_units import Collected, collect
 from onefold.report.tables import Cell, escape_markdown, markdown_rows
 
 ROOT = Path(__file__).parent.parent
@@ -149,14 +149,14 @@ def toy() -> list[str]:
 
 def shift_fit() -> list[str]:
     """Time to fit on fashion_mnist, of the units that had the machine to themselves."""
-    units = [unit for unit in shift()[0].units if unit.id == "fashion_mnist" and unit.alone]
-    times = {name: [unit.cost["fit_s"] for unit in units if unit.method == name] for name in FITTED}
+    units = [unit for unit in shift()[0].units if unit.id_set == "fashion_mnist" and unit.alone]
+    times = {name: [unit.cost["fit_s"] for unit in units if unit.row == name] for name in FITTED}
     longest = median(times[FITTED[0]])
     rows = [
-        [METHODS[name].title, f"{median(seconds):.1f}", str(len(seconds)), f"{longest / median(seconds):.1f} ×"]
+        [ROWS[name].title, f"{median(seconds):.1f}", str(len(seconds)), f"{longest / median(seconds):.1f} ×"]
         for name, seconds in times.items()
     ]
-    return markdown_rows(["method", "fit, s (median)", "units", f"less than {METHODS[FITTED[0]].title}"], rows)
+    return markdown_rows(["method", "fit, s (median)", "units", f"less than {ROWS[FITTED[0]].title}"], rows)
 
 
 FITTED = ("ens15", "ens3", "csd", "csd_aug", "csd_post_hoc")
@@ -207,17 +207,19 @@ def column() -> list[str]:
 def ablation() -> list[str]:
     """Every form of CSD by all three of its scores, on every set; what its labels cost."""
     units = collect(RESULTS / "ablation").units
-    names = list(dict.fromkeys(unit.id for unit in units))
+    names = list(dict.fromkeys(unit.id_set for unit in units))
     rows = []
-    for method in (name for name in ABLATION if any(unit.method == name for unit in units)):
-        own = [[unit for unit in units if (unit.method, unit.id) == (method, name)] for name in names]
+    for method in (name for name in ABLATION if any(unit.row == name for unit in units)):
+        own = [[unit for unit in units if (unit.row, unit.id_set) == (method, name)] for name in names]
         figures = [
-            _spread([means(unit.scores[kind], "auroc")[0] for unit in of_set]) for of_set in own for kind in KINDS
+            _spread([mean_over_sets(unit.scores[kind], "auroc")[0] for unit in of_set])
+            for of_set in own
+            for kind in KINDS
         ]
         alone = [unit.cost["fit_s"] for of_set in own for unit in of_set if unit.alone]
         seconds = f"{median(alone):.0f}" if alone else "–"
         rows.append(
-            [escape_markdown(METHODS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)]
+            [escape_markdown(ROWS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)]
         )
     heads = [
         f"{escape_markdown(name)}, {kind}"
@@ -318,7 +320,7 @@ PARTS = ("", "_with_gradients")
 
 def data() -> list[str]:
     """How many images the units of the benchmark were fitted and tested on."""
-    sizes = {unit.id: (f"{unit.train:,}", f"{unit.tested[unit.id]:,}") for unit in shift()[0].units}
+    sizes = {unit.id_set: (f"{unit.train:,}", f"{unit.tested[unit.id_set]:,}") for unit in shift()[0].units}
     rows = [[escape_markdown(section.name), *sizes[section.name]] for section in shift()[1].sections]
     return markdown_rows(["set", "images to learn from", "images to test on"], rows)
 
@@ -338,13 +340,13 @@ def shift_units() -> list[str]:
     """Which methods have been run with which seeds, and which of the paper's and ours have not."""
     collected, table = shift()
     names = [section.name for section in table.sections]
-    rows = []
-    for method in dict.fromkeys(name for name in TABLE if any(unit.method == name for unit in collected.units)):
+    rows, main_table = [], [row.name for row in select_rows(())]
+    for method in dict.fromkeys(name for name in main_table if any(unit.row == name for unit in collected.units)):
         seeds = [
-            sorted(unit.seed for unit in collected.units if (unit.method, unit.id) == (method, name)) for name in names
+            sorted(unit.seed for unit in collected.units if (unit.row, unit.id_set) == (method, name)) for name in names
         ]
-        rows.append([escape_markdown(METHODS[method].title), *map(spans, seeds)])
-    absent = [METHODS[name].title for name in TABLE if all(unit.method != name for unit in collected.units)]
+        rows.append([escape_markdown(ROWS[method].title), *map(spans, seeds)])
+    absent = [ROWS[name].title for name in main_table if all(unit.row != name for unit in collected.units)]
     notes = [f"Not run yet: {'; '.join(map(escape_markdown, absent))}."] if absent else []
     notes += map(escape_markdown, remarks(collected))
     return [*markdown_rows(["seeds of", *map(escape_markdown, names)], rows, 5), *(f"\n{note}" for note in notes)]
@@ -393,7 +395,7 @@ def _by_set(column: Column) -> list[str]:
             found.setdefault(_key(row), {})[section.name] = line.cells[0]
             titles[_key(row)] = line.title + (", by the paper's score" if row.extra else "")
     heads = [column.head, *(escape_markdown(section.name) for section in sections[:-1]), "average"]
-    order = sorted(titles, key=lambda key: (not _ours(key[0]) or key[1], key[1], list(METHODS).index(key[0])))
+    order = sorted(titles, key=lambda key: (not _ours(key[0]) or key[1], key[1], list(ROWS).index(key[0])))
     rows = [
         [titles[key], *(_short(found[key][s.name]) if s.name in found[key] else "–" for s in sections)] for key in order
     ]
@@ -411,7 +413,7 @@ def _key(row: Row) -> tuple[str, bool]:
 
 
 def _ours(method: str) -> bool:
-    return METHODS[method].ours
+    return ROWS[method].ours
 
 
 def shift_differences() -> list[str]:

@@ -16,8 +16,8 @@ from torch.distributions import Normal
 
 import onefold
 from onefold import metrics
-from onefold.bench.methods import _epochs
-from onefold.bench.units import PRESETS
+from onefold.bench.grid import PRESETS
+from onefold.bench.rows import chain_length
 from onefold.core import storage
 from onefold.data import digits
 from onefold.detectors import SGMCMC, sgmcmc
@@ -315,10 +315,10 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("name", "count"), [("paper", 60_000), ("quick", 10_000), ("smoke", 1000)])
 def test_benchmark_chains_are_the_papers_or_as_long_as_the_preset_says(name: str, count: int) -> None:
     preset = PRESETS[name]
-    how = _epochs(preset, count, 1e-3)
+    chain = chain_length(preset, count)
     if name == "paper":
-        assert how == {"samples": 30, "epochs": 2.0, "burn_in": 10.0, "lr": 1e-3, "batch": 256}
+        assert chain == {"samples": 30, "epochs": 2.0, "burn_in": 10.0}
         return
-    schedule = SGMCMC(**how)._schedule(count, preset.batch)
+    schedule = SGMCMC(lr=1e-3, batch=preset.batch, **chain)._schedule(count, preset.batch)
     assert schedule.samples == preset.samples
     assert schedule.steps * (schedule.samples + schedule.burn_in) == pytest.approx(preset.steps, rel=0.1)

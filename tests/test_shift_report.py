@@ -25,16 +25,15 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from onefold import cli
-from onefold.bench.cell import BINS, FORMAT, KEPT, RATES
-from onefold.bench.checked import measured
-from onefold.bench.units import METHODS, PRESETS, TABLE, settings_of
+from onefold.bench.grid import PRESETS
+from onefold.bench.results import BINS, FALSE_ALARM_RATES, FORMAT, KEPT_SHARES, collect, parse_unit
+from onefold.bench.rows import ROWS, select_rows
 from onefold.errors import FileError, InputError
 from onefold.report.figures import DARK, RC, draw_figure, label_text
 from onefold.report.paper import PAPER
 from onefold.report.shift import Row, Section, Table, build
 from onefold.report.shift_files import as_json, latex, markdown
 from onefold.report.shift_plots import plates
-from onefold.report.shift_units import collect
 
 ROOT = Path(__file__).parent.parent
 TEX = ROOT.parent / "shared" / "paper" / "contextual-similarity-distillation.tex"
@@ -57,15 +56,15 @@ def metrics(auroc: float) -> dict[str, float]:
 
 def unit(method: str, id_: str, seed: int, scores: dict[str, dict[str, float]], **changes: Any) -> Unit:
     """A unit's file, as bench/cell.py writes it, with these AUROCs by score and strange set."""
-    known = METHODS.get(method)
+    known = ROWS.get(method)
     default = known.default if known and known.default in scores else next(iter(scores))
     row = {"method": method, "title": known.title if known else method, "ours": bool(known and known.ours)}
     found = {
         "format": FORMAT, "unit": f"{method}/{id_}/seed{seed}", "onefold": "0.1.0", "commit": "0123456789ab",
         "date": "2026-11-15T15:18:54+00:00", "python": "3.11.7", "torch": "2.13.0", "device": "NVIDIA H200",
         "cores": 16,
-        "settings": {**settings_of(PRESETS["paper"]), **row},
-        "data": {"id": id_, "train": 60000, "test": 10000, "strange": dict.fromkeys(scores[default], 9000)},
+        "settings": {**PRESETS["paper"].settings(), **row},
+        "data": {"id": id_, "train": 60000, "test": 10000, "ood": dict.fromkeys(scores[default], 9000)},
         "accuracy": 0.9,
         "default": default,
         "scores": {kind: {name: metrics(value) for name, value in pairs.items()} for kind, pairs in scores.items()},
@@ -84,20 +83,20 @@ def curves(distances: dict[str, float]) -> dict[str, Any]:
         return [round(10000 * (b - a)) for a, b in itertools.pairwise(shares)]
 
     def found(distance: float) -> list[float]:
-        return [1.0 if rate >= 1 else NORMAL.cdf(distance + NORMAL.inv_cdf(rate)) for rate in RATES]
+        return [1.0 if rate >= 1 else NORMAL.cdf(distance + NORMAL.inv_cdf(rate)) for rate in FALSE_ALARM_RATES]
 
     groups = {"familiar": 0.0, **distances}
     return {
         "roc": {name: found(distance) for name, distance in distances.items()},
         "histogram": {"low": -4.0, "high": 8.0, "counts": {name: counts(at) for name, at in groups.items()}},
-        "rejection": [1 - 0.1 * share for share in KEPT],
+        "rejection": [1 - 0.1 * share for share in KEPT_SHARES],
     }
 
 
 def write(folder: Path, units: Sequence[Unit], preset: str = "paper") -> Path:
     """A results folder of these units."""
     names = sorted({str(one["data"]["id"]) for one in units})
-    about = {"format": FORMAT, "settings": settings_of(PRESETS[preset]), "data": dict.fromkeys(names, "0123abcd" * 8)}
+    about = {"format": FORMAT, "settings": PRESETS[preset].settings(), "data": dict.fromkeys(names, "0123abcd" * 8)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(about))
     for i, one in enumerate(units):
@@ -107,7 +106,7 @@ def write(folder: Path, units: Sequence[Unit], preset: str = "paper") -> Path:
     return folder
 
 
-def large(ids: Sequence[str] = SETS, seeds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> list[Unit]:
+def large(ids: Sequence[str] = SETS, seeds: int = 3, methods: Sequence[str] = tuple(ROWS)) -> list[Unit]:
     """Every method on every set with several seeds, with figures such as a real run could have."""
     return [
         realistic(method, ids, place, seed) for method in methods for place in range(len(ids)) for seed in range(seeds)
@@ -118,7 +117,7 @@ def realistic(method: str, ids: Sequence[str], place: int, seed: int) -> Unit:
     rng = random.Random(f"{method}/{place}/{seed}")
     skill = SKILL.get(method.removesuffix("-noflips"), 1.7) + 0.15 * method.endswith("-noflips") - 0.25 * place
     kinds = {"score": 0.0, "variance": -0.3, "relative": -0.1} if "csd" in method or "gp" in method else {"score": 0.0}
-    if METHODS[method].default == "mutual_information":
+    if ROWS[method].default == "mutual_information":
         kinds = {"mutual_information": 0.0, "entropy": 0.2 * place - 0.2, "variance": -0.1}
     others = [name for name in ids if name != ids[place]]
     far = {**{name: 0.2 * i for i, name in enumerate(others)}, "perturbed": -0.3, "perturbed_clipped": -1.2}
@@ -133,7 +132,7 @@ def realistic(method: str, ids: Sequence[str], place: int, seed: int) -> Unit:
         "parameters": round(1e6 * rng.random()), "peak_mb": 500 + 2000 * rng.random(),
     }  # fmt: skip
     made = unit(method, ids[place], seed, scores, cost=cost, accuracy=accuracy)
-    made["curves"]["rejection"] = [1 - (1 - accuracy) * share ** (1 + skill / 2) for share in KEPT]
+    made["curves"]["rejection"] = [1 - (1 - accuracy) * share ** (1 + skill / 2) for share in KEPT_SHARES]
     return made
 
 
@@ -175,7 +174,7 @@ def test_the_published_figures_are_the_papers() -> None:
 
 
 def test_the_titles_of_the_papers_rows_are_those_of_the_benchmark() -> None:
-    assert set(PAPER["mnist"]) - {"BNN-MCMC"} <= {method.title for method in METHODS.values()}
+    assert set(PAPER["mnist"]) - {"BNN-MCMC"} <= {method.title for method in ROWS.values()}
 
 
 def test_times_are_those_of_units_that_had_the_machine_to_themselves(tmp_path: Path) -> None:
@@ -230,7 +229,7 @@ def test_rivals_are_at_their_best_in_hindsight_and_ours_as_fixed_beforehand(tmp_
     first, second = (row_of(section, "ens3") for section in table.sections)
     assert (value(first, "auroc"), first.form, first.best_of) == (88, "variance, no flips", 6)
     assert (value(second, "auroc"), second.form) == (99, "entropy, flips")
-    assert [unit.method for unit in second.units] == ["ens3"]
+    assert [unit.row for unit in second.units] == ["ens3"]
     assert value(row_of(table.average, "ens3"), "auroc") == (88 + 99) / 2
     assert row_of(table.average, "ens3").forms == {"a": "variance, no flips", "b": "entropy, flips"}
     for section in table.sections:
@@ -352,38 +351,41 @@ def change(path: str, new: Any) -> Unit:
 @pytest.mark.parametrize(
     ("path", "new", "message"),
     [
-        ("accuracy", math.nan, "accuracy is no number from 0 to 1"),
-        ("accuracy", 1.5, "accuracy is no number"),
-        ("scores.score.x.auroc", math.nan, "scores.score.x.auroc is no number from -0 to 100"),
-        ("scores.score.x.auroc", 1e300, "auroc is no number"),
-        ("scores.score.x.fpr95", -3.0, "fpr95 is no number"),
-        ("scores.score.x.fpr95", True, "fpr95 is no number"),
-        ("scores.score.x.aupr_in", "98", "aupr_in is no number"),
-        ("scores.score.x.aupr_in", KeyError, "aupr_in is no number"),
-        ("scores.variance.perturbed", KeyError, "scores.variance lacks perturbed"),
-        ("data.strange", {"x": 5}, "lacks the strange set perturbed"),
-        ("scores", {}, "lacks scores"),
-        ("default", "energy", "lacks its default score"),
-        ("default", None, "default is no text"),
-        ("cost.fit_s", math.inf, "fit_s is no number"),
-        ("cost.parameters", 10**400, "parameters is no number"),
-        ("cost.peak_mb", KeyError, "peak_mb is no number"),
-        ("curves.roc.x", [0.5], "roc.x is no list of 18 numbers"),
-        ("curves.rejection", [2.0] * len(KEPT), "rejection is no number from 0 to 1"),
-        ("curves.histogram.low", 9.0, "histogram ends before it begins"),
-        ("curves.histogram.counts", KeyError, "lacks counts"),
-        ("data.id", "x" * 201, "data.id is no text of 1 to 200"),
-        ("data.id", 5, "data.id is no text"),
-        ("data.train", None, "data.train is no number"),
-        ("settings.steps", 17, "was made with other settings"),
-        ("settings.method", "", "method is no text"),
-        ("unit", "csd/mine", "does not end in /seed"),
+        ("accuracy", math.nan, "accuracy: nan is not a finite number"),
+        ("accuracy", 1.5, "accuracy: not a number from 0 to 1"),
+        ("scores.score.x.auroc", math.nan, "scores.score.x.auroc: nan is not a finite number"),
+        ("scores.score.x.auroc", 1e300, "scores.score.x.auroc: not a number from -0 to 100"),
+        ("scores.score.x.auroc", KeyError, "scores.score.x: lacks auroc"),
+        ("scores.score.x.fpr95", -3.0, "fpr95: not a number"),
+        ("scores.score.x.fpr95", True, "fpr95: True is not a finite number"),
+        ("scores.score.x.aupr_in", "98", "aupr_in: '98' is not a finite number"),
+        ("scores.variance.perturbed", KeyError, "scores.variance: lacks perturbed"),
+        ("data.ood", {"x": 5}, "data.ood: lacks the set perturbed"),
+        ("data.ood.x", -1, "x: not a number from 0"),
+        ("scores", {}, "scores: lacks the default score score"),
+        ("default", "energy", "scores: lacks the default score energy"),
+        ("default", None, "default is missing"),
+        ("cost.fit_s", math.inf, "cost.fit_s: inf is not a finite number"),
+        ("cost.parameters", 10**400, "cost.parameters: the integer is too large"),
+        ("cost.peak_mb", -1, "cost.peak_mb: not a number from 0"),
+        ("curves.roc.x", [0.5], "curves.roc.x: 1 numbers instead of 18"),
+        ("curves.rejection", [2.0] * len(KEPT_SHARES), "curves.rejection: not a number from 0 to 1"),
+        ("curves.histogram.low", 9.0, "curves.histogram: low is not below high"),
+        ("curves.histogram.counts", KeyError, "curves.histogram.counts: lacks familiar"),
+        ("curves.histogram", 5, "curves.histogram: not an object"),
+        ("data.id", "x" * 201, "not a name of 1 to 200 characters"),
+        ("data.id", 5, "id_set: 5 is not text"),
+        ("data.train", None, "train is missing"),
+        ("data.test", None, "data.test: not a number of images"),
+        ("settings.steps", 17, "made with other settings"),
+        ("settings.method", "", "not a name of 1 to 200 characters"),
+        ("unit", "csd/mine", "unit: does not end in /seed"),
     ],
 )
 def test_figures_that_cannot_be_are_named_and_left_out(tmp_path: Path, path: str, new: Any, message: str) -> None:
     good = unit("rnd", "mine", 0, {"score": {"x": 90.0, "perturbed": 80.0}})
     collected = collect(write(tmp_path, [change(path, new), good]))
-    assert [one.method for one in collected.units] == ["rnd"]
+    assert [one.row for one in collected.units] == ["rnd"]
     assert len(collected.skipped) == 1
     assert message in collected.skipped[0]
     assert collected.skipped[0].startswith("csd/mine")
@@ -413,9 +415,9 @@ def test_whatever_stands_in_a_file_is_used_or_refused(way: tuple[Any, ...], new:
     made = copy.deepcopy(BASE)
     functools.reduce(lambda part, key: part[key], way[:-1], made)[way[-1]] = new
     if any(not isinstance(made[part], dict) for part in ("settings", "data", "scores", "curves", "cost")):
-        return  # Results.every refuses these
+        return  # ResultsFolder.read_all refuses these
     try:
-        found = measured(made, settings_of(PRESETS["paper"]))
+        found = parse_unit(made, PRESETS["paper"].settings())
     except FileError:
         return
     table = build([found])
@@ -447,7 +449,7 @@ def test_small_files_of_a_benchmark_take_little_memory(place: str, content: str 
     finally:
         tracemalloc.stop()
     assert peak < 128 * 2**20
-    assert [one.method for one in collected.units] == ["csd"]
+    assert [one.row for one in collected.units] == ["csd"]
     assert len(collected.skipped) == 1
     assert collected.skipped[0].startswith(f"{path}: ")
     assert len(collected.skipped[0]) < 600
@@ -455,7 +457,10 @@ def test_small_files_of_a_benchmark_take_little_memory(place: str, content: str 
 
 def test_twins_count_once(tmp_path: Path) -> None:
     collected = collect(write(tmp_path, [BASE, BASE]))
-    assert (len(collected.units), collected.skipped) == (1, ["csd/mine/seed0: is there twice; the first one counts"])
+    assert (len(collected.units), collected.skipped) == (
+        1,
+        ["csd/mine/seed0: a second file of this unit; the first one is used"],
+    )
 
 
 # The files
@@ -712,13 +717,13 @@ def test_every_method_can_be_told_apart_without_colours(tmp_path: Path) -> None:
     table = table_of(tmp_path, large(("a", "b"), 1))
     by_stem = {plate.stem: plate for _, plate in plates(table)}
     lines, points = by_stem["roc_log_a"].legend, by_stem["cost_a"].legend
-    count = len({METHODS[name].row for name in TABLE})
+    count = len({row.family for row in select_rows(())})
     assert len(lines) == len(points) == count
     looks = [(line.get_color(), str(line.get_linestyle()), str(line._dash_pattern)) for line in lines]  # pyright: ignore[reportAttributeAccessIssue]
     assert len(set(looks)) == count
     assert len({point.get_marker() for point in points}) == count  # pyright: ignore[reportAttributeAccessIssue]
     full = [line.get_label() for line in lines if line.get_linestyle() == "-"]  # pyright: ignore[reportAttributeAccessIssue]
-    assert full == [METHODS[name].title for name in ("csd", "csd_aug", "csd_ood", "csd_default", "csd_post_hoc")]
+    assert full == [ROWS[name].title for name in ("csd", "csd_aug", "csd_ood", "csd_default", "csd_post_hoc")]
     assert {line.get_color() for line in lines} <= set(DARK)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -733,11 +738,11 @@ def test_a_folder_without_results_is_one_line(tmp_path: Path, capsys: pytest.Cap
     foreign.mkdir()
     (foreign / "bench.json").write_text('{"format": 99}')
     wanted = {
-        tmp_path / "absent": "there is no such folder",
+        tmp_path / "absent": "no such folder",
         empty: "no results (no bench.json",
-        started: "holds no result that can be read: fill it with onefold bench run",
-        damaged: "holds no result that can be read: csd/mine/seed0: accuracy is no number from 0 to 1",
-        foreign: "was written in format 99",
+        started: "no result that can be read. Fill it with onefold bench run",
+        damaged: "no result that can be read (csd/mine/seed0: accuracy: nan is not a finite number)",
+        foreign: "has format 99",
     }
     for path, message in wanted.items():
         assert cli.main(["report", str(path)]) == 2
@@ -771,7 +776,7 @@ def test_several_machines_and_changed_trees_are_said(tmp_path: Path) -> None:
 
 def test_a_part_of_the_data_is_said_to_be_one(tmp_path: Path) -> None:
     quick = unit("rnd", "mnist", 0, {"score": {"x": 90.0, "perturbed": 80.0}})
-    quick["settings"] |= settings_of(PRESETS["quick"])
+    quick["settings"] |= PRESETS["quick"].settings()
     collected = collect(write(tmp_path, [quick], "quick"))
     assert (
         "at most 10,000 train and 2,000 test images of every set: a gap"

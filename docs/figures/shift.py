@@ -11,8 +11,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from style import Look, both, panels
 
+from onefold.bench.results import collect
 from onefold.report.shift import TARGET_DATA, Row, build
-from onefold.report.shift_units import collect
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "shift"
 TICKS = (60, 80, 90, 95, 98, 99, 99.5, 99.9)

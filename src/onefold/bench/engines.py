@@ -1,4 +1,4 @@
-"""Where units run: here, in processes of this machine, or on a Ray cluster. An engine is a map over units."""
+"""Engines, which run many jobs: one after another, in processes of this machine, or on a Ray cluster."""
 
 import contextlib
 import math
@@ -14,134 +14,155 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from onefold.core.batches import whole
 from onefold.core.memory import ran_out
 from onefold.errors import InputError, MissingExtraError, OnefoldError
 
-Engine: TypeAlias = Literal["serial", "processes", "ray"]
 Work: TypeAlias = Callable[[Any], dict[str, Any]]
-"""A function of a module, of one job: it has to be found in another process."""
+"""Function of one job. Other processes import it by name, so it must be defined in a module."""
+Answer: TypeAlias = tuple[dict[str, Any] | None, str, str]
+"""Result, reason and traceback: `Outcome` without its job."""
+Job = TypeVar("Job")
+
 CONTEXT = multiprocessing.get_context("spawn")
-PARTING = 120.0  # seconds in which a job that is stopped may save what it has
-CONNECTING = 30.0  # seconds in which a Ray cluster has to answer
+GRACE = 120.0  # seconds that a stopped job has to save its state
+CONNECTING = 30.0  # seconds that a Ray cluster has to answer
 CONNECT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
-RETRIES = 5  # of a job whose node or process is lost; one that dies each time must not be begun for ever
+RETRIES = 5  # of a Ray job whose node or process is lost
+JOBS_PER_GPU = 4  # on Ray, unless the number of workers is set
+MOST_REASON = 300  # characters
 
 
-class Done(NamedTuple):
-    """A job that ended: its result, or why there is none."""
+@dataclass(frozen=True)
+class Outcome(Generic[Job]):
+    """Outcome of a job: its result, or None with the reason and the traceback of its failure.
 
-    place: int
+    `resumed` is True if an earlier run made the result.
+    """
+
+    job: Job
     result: dict[str, Any] | None
     reason: str = ""
     trace: str = ""
+    resumed: bool = False
 
 
-def attempt(work: Work, index: int, job: Any) -> Done:
-    """Do it; a failure is an answer, too."""
+def attempt(work: Work, job: Any) -> Answer:
+    """Run one job and return its result or the reason of its failure."""
     try:
-        return Done(index, work(job))
+        return work(job), "", ""
     except OnefoldError as error:
-        return Done(index, None, str(error))
+        return None, str(error), ""
     except Exception as error:
         if ran_out(error):
-            return Done(index, None, "there was not enough memory", traceback.format_exc())
-        return Done(index, None, f"{type(error).__name__}: {error}".splitlines()[0][:300], traceback.format_exc())
+            return None, "out of memory", traceback.format_exc()
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_REASON]
+        return None, reason, traceback.format_exc()
 
 
-def serial(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Iterator[Done]:
-    """One after another, here."""
+def run_serial(work: Work, jobs: Sequence[Job], workers: int | None = None) -> Iterator[Outcome[Job]]:
+    """Run jobs one after another in this process."""
     del workers
-    for index, job in enumerate(jobs):
-        yield attempt(work, index, job)
+    for job in jobs:
+        yield Outcome(job, *attempt(work, job))
 
 
-def processes(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Iterator[Done]:
-    """In several processes of this machine, with cores of their own. One that dies costs its job, and no other.
+def run_processes(work: Work, jobs: Sequence[Job], workers: int | None = None) -> Iterator[Outcome[Job]]:
+    """Run jobs in processes of this machine, each with its share of the cores, and yield outcomes as they come.
 
-    Who stops before the end has them stopped as by Ctrl-C, and waits for what they have to save.
+    If a process dies, only its job fails. Closing the generator interrupts the running jobs as Ctrl-C does and waits
+    until they have saved their state.
     """
-    count, waiting = min(_checked(workers) or default_workers(), len(jobs)), deque(enumerate(jobs))
-    staff: list[_Process] = []
-    finish = multiprocessing.util.Finalize(None, _dismiss, (staff,), exitpriority=10)
+    count, waiting = min(_checked(workers) or default_workers(), len(jobs)), deque(jobs)
+    pool: list[_Worker] = []
+    finish = multiprocessing.util.Finalize(None, _stop, (pool,), exitpriority=10)
     try:
         for place in range(count):
-            staff.append(_Process(work, _share(place, count)))
-            staff[-1].give(*waiting.popleft())
-        busy: dict[Any, _Process]
-        while busy := {process.pipe: process for process in staff if process.index is not None}:
+            pool.append(_Worker(work, _share_of_cores(place, count)))
+            pool[-1].start(waiting.popleft())
+        busy: dict[Any, _Worker]
+        while busy := {worker.pipe: worker for worker in pool if worker.is_busy}:
             for pipe in multiprocessing.connection.wait(list(busy)):
-                process = busy[pipe]
-                done = process.answer()
-                if waiting and process.pipe.closed:
-                    place = staff.index(process)
-                    process = staff[place] = _Process(work, _share(place, count))
+                worker = busy[pipe]
+                outcome = worker.receive()
+                if waiting and worker.pipe.closed:
+                    place = pool.index(worker)
+                    worker = pool[place] = _Worker(work, _share_of_cores(place, count))
                 if waiting:
-                    process.give(*waiting.popleft())
-                yield done
+                    worker.start(waiting.popleft())
+                yield outcome
     finally:
         finish()
 
 
-class _Process:
-    """Does one job after another. `index` is that of the one under way."""
+class _Worker:
+    """Process that runs one job after another."""
 
     def __init__(self, work: Work, cores: list[int]) -> None:
-        self.pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(work, theirs, cores))
+        self.pipe, child_pipe = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(work, child_pipe, cores))
         self._process.start()
-        theirs.close()  # else its death would not be heard
-        self.index: int | None = None
+        child_pipe.close()  # otherwise reading would block after the process has died
+        self._jobs: list[Any] = []
 
-    def give(self, index: int, job: Any) -> None:
-        self.index = index
-        with contextlib.suppress(OSError):  # it is dead, and the answer will say so
-            self.pipe.send((index, job))
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._jobs)
 
-    def answer(self) -> Done:
-        """Once there is one."""
-        assert self.index is not None
-        index, self.index = self.index, None
+    def start(self, job: Any) -> None:
+        """Send a job to the process."""
+        self._jobs.append(job)
+        with contextlib.suppress(OSError):  # the process is dead; `receive` reports it
+            self.pipe.send(job)
+
+    def receive(self) -> Outcome[Any]:
+        """Wait for the outcome of the job."""
+        job = self._jobs.pop()
         try:
-            return self.pipe.recv()
+            return Outcome(job, *self.pipe.recv())
         except (EOFError, OSError):
             self.pipe.close()
             self._process.join()
             code = self._process.exitcode
             reason = "was killed or ran out of memory" if code in (-9, -15) else f"ended with exit code {code}"
-            return Done(index, None, f"its process {reason}")
+            return Outcome(job, None, f"its process {reason}")
 
-    def dismiss(self) -> None:
-        """Let it go; a job that is under way is stopped."""
-        if self.index is not None:
+    def stop(self) -> None:
+        """Ask the process to end; a running job is interrupted."""
+        if self.is_busy:
             self._process.terminate()
         self.pipe.close()
 
-    def bury(self, until: float) -> None:
-        """Wait for its end, but not longer than that."""
-        self._process.join(max(0.0, until - time.monotonic()))
+    def join(self, deadline: float) -> None:
+        """Wait for the end of the process and kill it after the deadline."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
         self._process.kill()
 
 
-def _dismiss(staff: list[_Process]) -> None:
-    until = time.monotonic() + PARTING
+def _stop(pool: list[_Worker]) -> None:
+    """Stop all workers; a second Ctrl-C kills them."""
+    deadline = time.monotonic() + GRACE
     try:
-        for process in staff:
-            process.dismiss()
-        for process in staff:
-            process.bury(until)
+        for worker in pool:
+            worker.stop()
+        for worker in pool:
+            worker.join(deadline)
     except KeyboardInterrupt:
-        for process in staff:
-            process.bury(0.0)
+        for worker in pool:
+            worker.join(0.0)
         raise
 
 
 def _serve(work: Work, pipe: Connection, cores: list[int]) -> None:
-    """What such a process does. Ctrl-C reaches all of them at once, but it is the owner who says when to stop; one
-    whose owner is killed stops, too, with its memory and its part of a GPU."""
+    """Run jobs from the pipe in a worker process.
+
+    Ctrl-C in a terminal reaches every process, but only the parent decides when workers stop, by SIGTERM. If the parent
+    is killed, its workers end as well and release their memory.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if hasattr(os, "sched_setaffinity"):
@@ -149,24 +170,26 @@ def _serve(work: Work, pipe: Connection, cores: list[int]) -> None:
     import torch
 
     torch.set_num_threads(len(cores))
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
-            index, job = pipe.recv()
-            pipe.send(attempt(work, index, job))
+            pipe.send(attempt(work, pipe.recv()))
 
 
-def _end_with_owner() -> None:
-    owner = multiprocessing.parent_process()
-    if owner is not None:
-        owner.join()
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PARTING)
+        time.sleep(GRACE)
         os._exit(1)
 
 
-def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Iterator[Done]:
-    """As Ray tasks, on the cluster that RAY_ADDRESS names or on this machine; a task whose node is lost runs again."""
+def run_ray(work: Work, jobs: Sequence[Job], workers: int | None = None) -> Iterator[Outcome[Job]]:
+    """Run jobs as Ray tasks on the cluster that RAY_ADDRESS names, or on this machine.
+
+    A task whose node is lost runs again.
+    """
     try:
         import ray
         from ray.exceptions import RayError
@@ -181,21 +204,23 @@ def on_ray(work: Work, jobs: Sequence[Any], workers: int | None = None) -> Itera
     try:
         gpus = ray.cluster_resources().get("GPU", 0)
         most = _checked(workers)
-        each = math.ceil(most / gpus) if gpus and most else 4  # jobs on one card
-        options = {"num_cpus": 1, "num_gpus": 1 / each if gpus else 0, "max_retries": RETRIES}
+        jobs_per_gpu = math.ceil(most / gpus) if gpus and most else JOBS_PER_GPU
+        options = {"num_cpus": 1, "num_gpus": 1 / jobs_per_gpu if gpus else 0, "max_retries": RETRIES}
         task = ray.remote(**options)(attempt)
-        waiting, started = list(enumerate(jobs)), {}
+        waiting, started = deque(jobs), {}
         while waiting or started:
             while waiting and len(started) < (most or len(jobs)):
-                index, job = waiting.pop(0)
-                started[task.remote(work, index, job)] = index
+                job = waiting.popleft()
+                started[task.remote(work, job)] = job
             finished, _ = ray.wait(list(started), num_returns=1)
             for reference in finished:
-                index = started.pop(reference)
+                job = started.pop(reference)
                 try:
-                    yield ray.get(reference)
+                    outcome = Outcome(job, *ray.get(reference))
                 except RayError as error:
-                    yield Done(index, None, f"Ray: {str(error).splitlines()[0][:300]}", traceback.format_exc())
+                    reason = f"Ray: {str(error).splitlines()[0][:MOST_REASON]}"
+                    outcome = Outcome(job, None, reason, traceback.format_exc())
+                yield outcome
     finally:
         if started_here:
             ray.shutdown()
@@ -213,7 +238,8 @@ def _check_cluster(address: str) -> None:
     else:
         if done.returncode == 0:
             return
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300].rstrip(".")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = lines[-1][:MOST_REASON].rstrip(".")
     raise OnefoldError(f"Ray cluster {address}: cannot connect ({reason}). Start it, or correct or unset RAY_ADDRESS.")
 
 
@@ -222,26 +248,39 @@ def _checked(workers: int | None) -> int | None:
 
 
 def _cores() -> list[int]:
-    """Those that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def _share(place: int, count: int) -> list[int]:
-    """The cores of one of so many processes: all are used, and none by two unless there are too few."""
+def _share_of_cores(place: int, count: int) -> list[int]:
+    """Return the cores of one of `count` processes. All are used, and none twice unless there are too few."""
     cores = _cores()
     return cores[place * len(cores) // count : (place + 1) * len(cores) // count] or [cores[place % len(cores)]]
 
 
 def default_workers() -> int:
-    """As many processes as there are pairs of cores: two threads each. On one GPU, two: one computes, one prepares."""
+    """Return 2 on a GPU, where one process computes while the other prepares, else one for every two cores."""
     import torch
 
     return 2 if torch.cuda.is_available() else max(1, len(_cores()) // 2)
 
 
-def engine(name: str) -> Callable[..., Iterator[Done]]:
-    """The engine of that name."""
-    known = {"serial": serial, "processes": processes, "ray": on_ray}
-    if name not in known:
-        raise InputError(f"there is no engine {name!r}; known are {', '.join(known)}")
-    return known[name]
+ENGINES: dict[str, Callable[..., Iterator[Outcome[Any]]]] = {
+    "serial": run_serial,
+    "processes": run_processes,
+    "ray": run_ray,
+}
+
+
+def find_engine(name: str) -> Callable[..., Iterator[Outcome[Any]]]:
+    """Return the engine of that name: a function of the work, the jobs and the number of workers.
+
+    Args:
+        name: "serial", "processes" or "ray".
+
+    Raises:
+        InputError: There is no engine of that name.
+    """
+    if name not in ENGINES:
+        raise InputError(f"no engine {name!r}. Use one of: {', '.join(ENGINES)}.")
+    return ENGINES[name]

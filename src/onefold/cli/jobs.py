@@ -364,9 +364,9 @@ class BenchRun(Job):
     """Names of methods, such as csd csd_aug ens3; by default all. `onefold bench methods` lists them."""
     ids: tuple[str, ...] = ()
     """Familiar sets; each is compared with all other sets. Names in the data folder, or name=path for an .npz file or a
-    folder with train/ and test/. Other sets of the paper are used as unfamiliar sets, unless name=path or --strange is
+    folder with train/ and test/. Other sets of the paper are used as unfamiliar sets, unless name=path or --ood is
     used."""
-    strange: tuple[str, ...] = ()
+    ood: tuple[str, ...] = ()
     """Sets that are only used as unfamiliar data."""
     seeds: tuple[int, ...] = ()
     """Seeds; by default ten, and three for the slow methods of the preset paper."""

@@ -51,10 +51,10 @@ def has_runs(folder: Path) -> bool:
 
 def read_benchmark(folder: Path) -> Results:
     """Read the results of `onefold bench`."""
+    from onefold.bench.results import collect
     from onefold.report.shift import build
     from onefold.report.shift_files import as_json
     from onefold.report.shift_page import write
-    from onefold.report.shift_units import collect
 
     collected = collect(folder)
     return Results(

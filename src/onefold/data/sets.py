@@ -38,12 +38,12 @@ Labels: TypeAlias = Int64[np.ndarray, " n"]
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Train and test images; labels 0, 1, … unless the set is one's own and has none."""
+    """Train and test images, [N, height, width] or [N, channels, height, width], with labels 0, 1, … or without."""
 
     name: str
-    x_train: UInt8[np.ndarray, "n 28 28"] | Float32[np.ndarray, "n 28 28"]
+    x_train: UInt8[np.ndarray, "n *image"] | Float32[np.ndarray, "n *image"]
     y_train: Int64[np.ndarray, " n"] | None
-    x_test: UInt8[np.ndarray, "m 28 28"] | Float32[np.ndarray, "m 28 28"]
+    x_test: UInt8[np.ndarray, "m *image"] | Float32[np.ndarray, "m *image"]
     y_test: Int64[np.ndarray, " m"] | None
 
 

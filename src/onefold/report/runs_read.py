@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from onefold.bench.checked import LONGEST
+from onefold.bench.results import LONGEST
 from onefold.errors import FileError, InputError, visible
 from onefold.report.origins import parse_origin
 from onefold.rl.registry import has_goal

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onefold.bench.checked import COSTS, METRICS, TIMES, Measured
+from onefold.bench.grid import PAPER_SETS as FAMILIES
+from onefold.bench.results import COSTS, METRICS, TIMES, UnitResult
+from onefold.bench.rows import ROWS
 from onefold.bench.sets import PERTURBED
-from onefold.bench.units import FAMILIES, METHODS
 from onefold.report.paper import AVERAGE, PAPER, Published
 from onefold.report.seeds import Difference, Stat, difference, mean, stat
 
@@ -31,7 +32,7 @@ class Row:
     """A figure's values by seed."""
     pairs: dict[str, dict[int, float]] = field(default_factory=dict)
     """AUROC against each strange set, by seed."""
-    units: tuple[Measured, ...] = ()
+    units: tuple[UnitResult, ...] = ()
     paper: dict[str, Published] | None = None
 
     def stat(self, figure: str) -> Stat | None:
@@ -40,7 +41,7 @@ class Row:
     @property
     def ablation(self) -> bool:
         """A form of CSD that shows what a part is good for."""
-        return self.method in METHODS and METHODS[self.method].ablation
+        return self.method in ROWS and ROWS[self.method].ablation
 
     @property
     def seeds(self) -> list[int]:
@@ -87,29 +88,29 @@ class Table:
         return [self.average, *self.sections] if len(self.sections) > 1 and self.average.rows else self.sections
 
 
-def build(units: Sequence[Measured]) -> Table:
+def build(units: Sequence[UnitResult]) -> Table:
     """The table of these units; there is at least one."""
-    names = sorted({unit.id for unit in units}, key=lambda name: (_place(name), name))
-    sections = [_section(name, [unit for unit in units if unit.id == name]) for name in names]
+    names = sorted({unit.id_set for unit in units}, key=lambda name: (_place(name), name))
+    sections = [_section(name, [unit for unit in units if unit.id_set == name]) for name in names]
     return Table(sections, _average(sections))
 
 
-def _section(name: str, units: list[Measured]) -> Section:
+def _section(name: str, units: list[UnitResult]) -> Section:
     """All rows of one familiar set, over the strange sets that every unit was measured against."""
-    sets = [unit.strange for unit in units]
+    sets = [unit.ood_sets for unit in units]
     common = [other for other in sets[0] if all(other in those for those in sets)]
     foreign = [other for other in common if other not in PERTURBED]
     notes = [_about_the_paper(name, foreign)]
     if left := sorted({other for those in sets for other in those} - set(common)):
         notes.append(f"Not every unit was measured against {_listed(left)}: left out of all means.")
     rows = []
-    for method in sorted({unit.row for unit in units}, key=lambda method: (_order(method), method)):
-        own = [unit for unit in units if unit.row == method]
+    for method in sorted({unit.family for unit in units}, key=lambda method: (_order(method), method)):
+        own = [unit for unit in units if unit.family == method]
         rows += _ours(own, foreign) if own[0].ours else [_rival(own, foreign)]
     return _finished(Section(name, rows, [], foreign, notes), PAPER[name] if name in FAMILIES else {})
 
 
-def _ours(units: list[Measured], foreign: list[str]) -> list[Row]:
+def _ours(units: list[UnitResult], foreign: list[str]) -> list[Row]:
     """By the score fixed beforehand and, in a row of its own, by the paper's."""
     rows = [_row(units, lambda unit: unit.default, foreign)]
     by_paper = [unit for unit in units if PAPERS_SCORE in unit.scores and unit.default != PAPERS_SCORE]
@@ -118,11 +119,11 @@ def _ours(units: list[Measured], foreign: list[str]) -> list[Row]:
     return rows
 
 
-def _rival(units: list[Measured], foreign: list[str]) -> Row:
+def _rival(units: list[UnitResult], foreign: list[str]) -> Row:
     """The best, by mean AUROC, of all its scores, with and without flips."""
     candidates = []
-    for variant in sorted({unit.method for unit in units}):
-        own = [unit for unit in units if unit.method == variant]
+    for variant in sorted({unit.row for unit in units}):
+        own = [unit for unit in units if unit.row == variant]
         kinds = [kind for kind in own[0].scores if all(kind in unit.scores for unit in own)]
         candidates += [(own, lambda _, kind=kind: kind) for kind in kinds] or [(own, lambda unit: unit.default)]
     rows = [_row(own, kind, foreign, best_of=len(candidates), family=units) for own, kind in candidates]
@@ -130,12 +131,12 @@ def _rival(units: list[Measured], foreign: list[str]) -> Row:
 
 
 def _row(
-    units: list[Measured],
-    kind: Callable[[Measured], str],
+    units: list[UnitResult],
+    kind: Callable[[UnitResult], str],
     foreign: list[str],
     best_of: int = 0,
     extra: bool = False,
-    family: Sequence[Measured] = (),
+    family: Sequence[UnitResult] = (),
 ) -> Row:
     """Times are those of units that had the machine to themselves, these or others of the family."""
     first = units[0]
@@ -149,13 +150,13 @@ def _row(
             pairs.setdefault(other, {})[unit.seed] = strange[other]["auroc"]
     lone = [unit for unit in units if unit.alone] or [unit for unit in family if unit.alone]
     values |= {figure: {unit.seed: unit.cost[figure] for unit in lone} for figure in TIMES}
-    known = METHODS.get(first.row)
+    known = ROWS.get(first.family)
     return Row(
-        method=first.row,
+        method=first.family,
         title=first.title if known is None else known.title,
         ours=first.ours,
         extra=extra,
-        forms={first.id: _form(first, kind(first))},
+        forms={first.id_set: _form(first, kind(first))},
         best_of=best_of,
         values=values,
         pairs=pairs,
@@ -163,9 +164,9 @@ def _row(
     )
 
 
-def _figures(unit: Measured, strange: Mapping[str, Mapping[str, float]], foreign: list[str]) -> dict[str, float]:
+def _figures(unit: UnitResult, strange: Mapping[str, Mapping[str, float]], foreign: list[str]) -> dict[str, float]:
     """Means over the foreign sets and the perturbed one, as in the paper; over foreign ones; the clipped one apart."""
-    found = {"accuracy": unit.accuracy, **unit.cost}
+    found = {"accuracy": 100 * unit.accuracy, **unit.cost}
     for metric in METRICS:
         far = [strange[name][metric] for name in foreign]
         found[metric] = mean([*far, strange[PERTURBED[0]][metric]])
@@ -246,12 +247,11 @@ def _about_the_paper(name: str, foreign: list[str]) -> str:
     return f"{name} is not among the paper's sets: no gaps."
 
 
-def _form(unit: Measured, kind: str) -> str:
-    known, score = METHODS.get(unit.method), kind.replace("_", " ")
+def _form(unit: UnitResult, kind: str) -> str:
+    known, score = ROWS.get(unit.row), kind.replace("_", " ")
     parts = ["default score" if score == "score" else score]
     if known is not None:
-        parts.append(known.title.removeprefix(METHODS[known.row].title).lstrip(", "))
-        parts.append("flips" if known.augment == "flips" else "")
+        parts.append(known.variant)
     return ", ".join(part for part in parts if part)
 
 
@@ -262,7 +262,7 @@ def _place(name: str) -> int:
 
 
 def _order(method: str) -> int:
-    return list(METHODS).index(method) if method in METHODS else len(METHODS)
+    return list(ROWS).index(method) if method in ROWS else len(ROWS)
 
 
 def _auroc(row: Row) -> float:

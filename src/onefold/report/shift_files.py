@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+from onefold.bench.results import Collected
 from onefold.errors import visible
+from onefold.report.origins import count_origins, parse_origin
 from onefold.report.seeds import stat
 from onefold.report.shift import FIGURES, Row, Section, Table
 from onefold.report.shift_text import RULES, grids, kind, remarks, title_of
-from onefold.report.shift_units import Collected, origins
 from onefold.report.tables import escape_markdown, latex_table, markdown_table
 
 
@@ -37,14 +38,14 @@ def latex(table: Table) -> str:
 def as_json(table: Table, collected: Collected) -> dict[str, Any]:
     """Every figure of every section, unrounded, and where it comes from."""
     return {
-        "settings": _strict(collected.about["settings"]),
-        "data": _strict(collected.about["data"]),
+        "settings": _strict(collected.manifest["settings"]),
+        "data": _strict(collected.manifest["data"]),
         "remarks": remarks(collected),
         "units": len(collected.units),
         "sets": {section.name: _section(section) for section in table.sections},
         "average": _section(table.average),
-        "origins": origins(collected.units),
-        "failures": [failure._asdict() for failure in collected.failures],
+        "origins": count_origins(parse_origin(unit.origin) for unit in collected.units),
+        "failures": collected.failures,
         "skipped": collected.skipped,
     }
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onefold.bench.checked import Measured
+from onefold.bench.results import Collected, UnitResult
 from onefold.core.storage import write_bytes
 from onefold.errors import visible
 from onefold.report.figures import PLOTS, PageFigure, page_figure, save_figure
 from onefold.report.html import render_page
-from onefold.report.origins import describe_origins
+from onefold.report.origins import count_origins, describe_origins, parse_origin
 from onefold.report.seeds import Difference
 from onefold.report.shift import TARGET_DATA, Duel, Section, Table, build
 from onefold.report.shift_files import latex, markdown
@@ -24,7 +24,6 @@ from onefold.report.shift_text import (
     remarks,
     title_of,
 )
-from onefold.report.shift_units import Collected, origins
 from onefold.report.tables import format_number, format_signed
 
 NO_AVERAGE = "There is no average: no method was run on every set with the same seed."
@@ -61,14 +60,14 @@ def write(collected: Collected, out: Path) -> list[Path]:
 
 def render(collected: Collected, table: Table, shown: dict[int, list[PageFigure]]) -> str:
     """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
-    about, units = collected.about, collected.units
+    about, units = collected.manifest, collected.units
     return render_page(
         "shift_page.html.j2",
         ["report.css"],
         ["tabs.js"],
         preset=visible(str(about["settings"].get("name", "unnamed"))[:200]),
         units=units,
-        methods=len({unit.row for unit in units}),
+        methods=len({unit.family for unit in units}),
         sets=len(table.sections),
         seeds=max(len(row.seeds) for section in table.sections for row in section.rows),
         rules=RULES,
@@ -79,7 +78,7 @@ def render(collected: Collected, table: Table, shown: dict[int, list[PageFigure]
         groups=GROUPS,
         panels=[_panel(section, shown.get(i, [])) for i, section in enumerate(table.shown)],
         settings={visible(str(key)[:200]): _said(value) for key, value in about["settings"].items()},
-        origins=describe_origins(origins(units), len(units), "unit"),
+        origins=describe_origins(count_origins(parse_origin(unit.origin) for unit in units), len(units), "unit"),
         data=_data(about["data"], units),
         failures=collected.failures,
         skipped=collected.skipped,
@@ -153,12 +152,12 @@ def _rivals_auroc(duel: Duel) -> float:
     return found.mean
 
 
-def _data(known: dict[str, Any], units: Sequence[Measured]) -> list[tuple[str, str, str, str]]:
+def _data(known: dict[str, Any], units: Sequence[UnitResult]) -> list[tuple[str, str, str, str]]:
     """Every set: its name, train and test images, and what its content is known by."""
-    names = dict.fromkeys([*(unit.id for unit in units), *(name for unit in units for name in unit.tested), *known])
+    names = dict.fromkeys([*(unit.id_set for unit in units), *(name for unit in units for name in unit.tested), *known])
     found = []
     for name in names:
-        train = sorted({unit.train for unit in units if unit.id == name})
+        train = sorted({unit.train for unit in units if unit.id_set == name})
         test = sorted({unit.tested[name] for unit in units if name in unit.tested})
         sizes = [" or ".join(f"{size:,}" for size in some) or "–" for some in (train, test)]
         digest = visible(str(known[name])[:16]) if name in known else "made from the familiar set"

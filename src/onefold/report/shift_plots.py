@@ -10,7 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from onefold.bench.cell import KEPT, RATES
+from onefold.bench.results import FALSE_ALARM_RATES as RATES
+from onefold.bench.results import KEPT_SHARES as KEPT
 from onefold.bench.sets import PERTURBED
 from onefold.report.figures import (
     DASHES,
@@ -176,7 +177,8 @@ def histograms(section: Section, rows: Sequence[Row], stem: str) -> PanelFigure:
     marks = dict(zip(strange, ["-", *DASHES] * len(strange), strict=False))
 
     def panel(row: Row) -> Callable[[Axes], None]:
-        low, high, counts = row.units[0].histogram
+        low, high = row.units[0].histogram_range or (0.0, 1.0)
+        counts = row.units[0].histogram
 
         def draw(ax: Axes) -> None:
             for name, values in counts.items():

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from onefold.bench.results import Collected
 from onefold.errors import visible
+from onefold.report.origins import count_origins, parse_origin
 from onefold.report.seeds import Difference, Stat
 from onefold.report.shift import Duel, Row, Section
-from onefold.report.shift_units import Collected, origins
 from onefold.report.tables import NO_VALUE, Cell, TextTable, format_count, format_number, format_signed
 
 RULES = (
@@ -56,13 +57,13 @@ class Line(NamedTuple):
 
 def remarks(collected: Collected) -> list[str]:
     """What a reader has to know of the whole run before its figures."""
-    settings, found = collected.about["settings"], []
+    settings, found = collected.manifest["settings"], []
     if settings.get("name") != "paper":
         cut = [f"{settings[part]:,} {part}" for part in ("train", "test") if type(settings.get(part)) is int]
         most = f", with at most {' and '.join(cut)} images of every set" if cut else ""
         name = visible(str(settings.get("name"))[:40])
         found.append(f"The preset is {name}, not paper{most}: a gap to the paper is one between unlike runs.")
-    made = origins(collected.units)
+    made = count_origins(parse_origin(unit.origin) for unit in collected.units)
     if len(made["device"]) > 1:
         found.append("The units were run on different machines: what they cost cannot be compared.")
     if not all(unit.alone for unit in collected.units):

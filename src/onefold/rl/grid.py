@@ -1,16 +1,14 @@
 """Many runs: agents × environments × seeds, or the paper's grid search, in a pool of jobs."""
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from onefold.bench.engines import engine
+from onefold.bench.engines import find_engine
+from onefold.bench.grid import grid_points, point_name
 from onefold.errors import FileError, InputError, warn
 from onefold.rl.agents import AGENTS, Agent
 from onefold.rl.registry import import_environment
@@ -91,18 +89,10 @@ def plan_search(
     if agent not in SPACES:
         raise InputError(f"agent: {agent!r} is not one of {', '.join(AGENTS)}.")
     space, base = SPACES[agent], override_settings(make_run(agent, environment, frames, seed), settings)
-    points = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    if limit is not None and limit < len(points):
-        points = [points[i] for i in np.random.default_rng(seed).permutation(len(points))[:limit]]
     return [
         RunJob(run=replace(base, agent=_agent_at(base.agent, point)), out=out.absolute() / point_name(point), **options)
-        for point in points
+        for point in grid_points(space, limit, seed)
     ]
-
-
-def point_name(point: dict[str, float]) -> str:
-    """Return the name of a point's folder, such as lr=0.0005,prior_scale=3."""
-    return ",".join(f"{name}={value:g}" for name, value in point.items())
 
 
 def run_jobs(jobs: Sequence[RunJob], engine_name: str, workers: int | None = None) -> Iterator[RunOutcome]:
@@ -113,8 +103,8 @@ def run_jobs(jobs: Sequence[RunJob], engine_name: str, workers: int | None = Non
             yield RunOutcome(_job_name(job), row, is_skipped=True)
         else:
             unfinished.append(job)
-    for done in engine(engine_name)(run_job, unfinished, workers):
-        yield RunOutcome(_job_name(unfinished[done.place]), done.result, done.reason)
+    for done in find_engine(engine_name)(run_job, unfinished, workers):
+        yield RunOutcome(_job_name(done.job), done.result, done.reason)
 
 
 def run_job(job: RunJob) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""How many frames a second MyWayHome gives: one environment, Gymnasium's AsyncVectorEnv, and onefold's Workers.
+"""Frames per second of MyWayHome: one environment, Gymnasium's AsyncVectorEnv, and onefold's WorkerVectorEnv.
 
     python benchmarks/environments.py [--out FILE.json] [--count 16 …] [--rounds 5] [--seconds 2] [--workers N]
 
-All run at the same time but work in turns, round after round, so that what else the machine does hits them alike; what
-is stated is the median of the rounds. Actions are random, frames are 42 × 42, and nothing is done with them.
+All three are open at the same time and step in turns, round after round, so that other load affects them equally. The
+figure is the median of the rounds. Actions are random; the frames, 42 × 42, are not used.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from onefold.core.storage import write_json
 from onefold.rl.doom import ACTIONS, MyWayHome
 from onefold.rl.vector_env import WorkerVectorEnv
 
-WARM_UP = 10  # steps of a round that are not counted
+WARM_UP = 10  # uncounted steps at the start of a round
 
 
 def make(number: int = 0) -> MyWayHome:
@@ -31,7 +31,7 @@ def make(number: int = 0) -> MyWayHome:
 
 
 def rate(step: Callable[[], Any], frames: int, seconds: float) -> float:
-    """Frames a second, if a step gives so many."""
+    """Return frames per second, for a step of `frames` frames."""
     for _ in range(WARM_UP):
         step()
     started, steps = time.perf_counter(), 0
@@ -42,39 +42,39 @@ def rate(step: Callable[[], Any], frames: int, seconds: float) -> float:
 
 
 def rates(count: int, workers: int | None, rounds: int, seconds: float) -> dict[str, Any]:
-    """Of so many environments at once: what each way gives, and the ratio of the last two."""
+    """Return frames per second of the three, with `count` environments, and the ratio of the last two."""
     rng = np.random.default_rng(0)
-    one, theirs = make(), gymnasium.vector.AsyncVectorEnv([make] * count, context="spawn")
-    ours = WorkerVectorEnv(make, count, 0, workers=workers)
-    one.reset(seed=0)
-    theirs.reset(seed=0)
-    ours.reset()
+    single, async_env = make(), gymnasium.vector.AsyncVectorEnv([make] * count, context="spawn")
+    worker_env = WorkerVectorEnv(make, count, 0, workers=workers)
+    single.reset(seed=0)
+    async_env.reset(seed=0)
+    worker_env.reset()
 
-    def step_one() -> None:
-        if any(one.step(rng.integers(len(ACTIONS)))[2:4]):
-            one.reset()
+    def step_single() -> None:
+        if any(single.step(rng.integers(len(ACTIONS)))[2:4]):
+            single.reset()
 
-    def step_ours() -> None:
-        ours.send(rng.integers(len(ACTIONS), size=count))
-        ours.collect()
+    def step_workers() -> None:
+        worker_env.send(rng.integers(len(ACTIONS), size=count))
+        worker_env.collect()
 
     sides: dict[str, tuple[Callable[[], Any], int]] = {
-        "one environment": (step_one, 1),
-        "AsyncVectorEnv": (lambda: theirs.step(rng.integers(len(ACTIONS), size=count)), count),
-        "Workers": (step_ours, count),
+        "one environment": (step_single, 1),
+        "AsyncVectorEnv": (lambda: async_env.step(rng.integers(len(ACTIONS), size=count)), count),
+        "Workers": (step_workers, count),
     }
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    measured: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, (step, frames) in sides.items():
-            found[name].append(rate(step, frames, seconds))
-    for each in (one, theirs, ours):
+            measured[name].append(rate(step, frames, seconds))
+    for each in (single, async_env, worker_env):
         each.close()
-    medians = {name: statistics.median(some) for name, some in found.items()}
+    medians = {name: statistics.median(values) for name, values in measured.items()}
     return {
         "environments": count,
-        "workers": ours.workers,
+        "workers": worker_env.workers,
         "frames_per_second": medians,
-        "all_rounds": found,
+        "all_rounds": measured,
         "workers_over_async": medians["Workers"] / medians["AsyncVectorEnv"],
     }
 
@@ -91,8 +91,8 @@ def main() -> None:
     for count in options.count:
         row = rates(count, options.workers, options.rounds, options.seconds)
         for name, median in row["frames_per_second"].items():
-            every = ", ".join(f"{found:,.0f}" for found in row["all_rounds"][name])
-            print(f"{name:16} {median:8,.0f} frames/s   ({every})")
+            rounds = ", ".join(f"{speed:,.0f}" for speed in row["all_rounds"][name])
+            print(f"{name:16} {median:8,.0f} frames/s   ({rounds})")
         print(f"{count} environments, Workers / AsyncVectorEnv: {row['workers_over_async']:.2f}", flush=True)
         rows.append(row)
     if options.out is not None:

@@ -1,4 +1,4 @@
-"""MyWayHome: three tasks from one map, each step's reward, end and sight, and games that leave nothing behind."""
+"""MyWayHome: three tasks from one map; rewards, ends and observations; games that leave nothing behind."""
 
 import math
 import os
@@ -24,8 +24,8 @@ from onefold.rl import doom, tasks
 from onefold.rl.doom import STEPS, MyWayHome, downscale
 from onefold.rl.tasks import Variant, packaged_map, read_map, write_scenario
 
-# Where the scripted player walks, spot after spot, to the goal.
-WAY = [11, 16, 17, 18, 22, 23, 24, 25, 26]
+# The spots on the scripted player's path to the goal.
+PATH = [11, 16, 17, 18, 22, 23, 24, 25, 26]
 DETOUR: dict[Variant, list[int]] = {"sparse": [], "very_sparse": [14, 13, 12]}
 
 
@@ -36,7 +36,7 @@ def env() -> Iterator[MyWayHome]:
 
 
 def play(env: MyWayHome, seed: int, actions: list[int]) -> list[Any]:
-    """All that an episode shows: frames, rewards, ends, positions, angles."""
+    """Return all outcomes of an episode: frames, rewards, ends, positions, angles."""
     frame, info = env.reset(seed=seed)
     seen: list[Any] = [frame.tobytes(), info["position"].tobytes(), info["angle"]]
     for action in actions:
@@ -49,7 +49,7 @@ def play(env: MyWayHome, seed: int, actions: list[int]) -> list[Any]:
     ("variant", "place", "low", "high"),
     [("sparse", (240, -176), 0.0, 3.6), ("very_sparse", (543.986, -672.089), 176.4, 183.6)],
 )
-def test_fixed_starts(variant: Variant, place: tuple[float, float], low: float, high: float) -> None:
+def test_sparse_tasks_have_a_fixed_start(variant: Variant, place: tuple[float, float], low: float, high: float) -> None:
     angles = []
     with MyWayHome(variant) as env:
         for seed in range(30):
@@ -60,7 +60,7 @@ def test_fixed_starts(variant: Variant, place: tuple[float, float], low: float, 
     assert high - 0.3 * (high - low) < max(angles) <= high
 
 
-def test_dense_starts_all_over_the_map() -> None:
+def test_the_dense_task_starts_at_every_spot() -> None:
     spots, angles = {tuple(np.round(place).tolist()) for place in read_map().spots.values()}, []
     seen = set()
     with MyWayHome("dense") as env:
@@ -78,7 +78,7 @@ def test_dense_starts_all_over_the_map() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_walk_reaches_the_goal(variant: Variant, fewest: int, most: int, seed: int) -> None:
     spots = read_map().spots
-    way = [*(spots[i] for i in DETOUR[variant] + WAY), read_map().goal]
+    way = [*(spots[i] for i in DETOUR[variant] + PATH), read_map().goal]
     with MyWayHome(variant) as env:
         _, info = env.reset(seed=seed)
         rewards, terminated, truncated = [], False, False
@@ -99,10 +99,10 @@ def test_a_walk_reaches_the_goal(variant: Variant, fewest: int, most: int, seed:
         with pytest.raises(InputError, match="reset"):
             env.step(2)
         assert env.reset(seed=3)[1]["position"].tolist() != info["position"].tolist()
-        assert env.step(0)[1:4] == (-cost, False, False)  # nothing is left of the goal
+        assert env.step(0)[1:4] == (-cost, False, False)  # the goal has no effect on the next episode
 
 
-def test_cut_off_after_2100_steps(env: MyWayHome) -> None:
+def test_episodes_are_truncated_after_2100_steps(env: MyWayHome) -> None:
     for _ in range(2):
         env.reset(seed=0)
         ends = [env.step(0)[1:4] for _ in range(STEPS)]
@@ -115,14 +115,14 @@ def test_same_seed_same_episode(env: MyWayHome) -> None:
     actions = np.random.default_rng(0).choice(3, 600, p=[0.2, 0.2, 0.6]).tolist()
     first = play(env, 5, actions)
     play(env, 6, actions[:77])
-    assert play(env, 5, actions) == first  # whatever was before
+    assert play(env, 5, actions) == first  # independent of earlier episodes
     with MyWayHome("sparse") as other:
         assert play(other, 5, actions) == first
         assert play(other, 6, actions) != first
         other.reset(seed=9)
         unseeded = play_on(other, actions[:30])
         other.reset(seed=9)
-        assert play_on(other, actions[:30]) == unseeded  # an episode without a seed follows from the last one
+        assert play_on(other, actions[:30]) == unseeded  # an episode without a seed follows from the last seed
 
 
 def play_on(env: MyWayHome, actions: list[int]) -> list[Any]:
@@ -149,7 +149,7 @@ def test_actions_turn_and_move(env: MyWayHome) -> None:
             env.step(action)
 
 
-def test_a_picture_for_the_eye(env: MyWayHome) -> None:
+def test_render_returns_the_screen(env: MyWayHome) -> None:
     frame, _ = env.reset(seed=0)
     picture = env.render()
     assert picture is not None
@@ -174,17 +174,17 @@ def test_follows_gymnasiums_rules(name: str) -> None:
 
 
 def area_average(screen: np.ndarray) -> np.ndarray:
-    """Pixel by pixel, in float64: each output pixel's rectangle, cut out of the finest common grid."""
+    """Return the area averages in float64, from the finest common grid."""
     fine = np.repeat(np.repeat(screen.astype(float), 42 // 6, 0), 42 // 2, 1)  # 840 × 3360: 20 × 80 for each output
     return fine.reshape(42, 20, 42, 80).mean((1, 3))
 
 
 @given(arrays(np.uint8, (120, 160), elements=st.integers(0, 255), fill=st.integers(0, 255)))
-def test_shrink_is_the_area_average(screen: np.ndarray) -> None:
+def test_downscale_is_the_area_average(screen: np.ndarray) -> None:
     assert (downscale(screen) == np.rint(area_average(screen))).all()
 
 
-def test_shrink_of_noise() -> None:
+def test_downscale_of_noise() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         screen = rng.integers(256, size=(120, 160), dtype=np.uint8)
@@ -199,7 +199,7 @@ def test_the_map() -> None:
     assert (lines.reshape(-1, 2).min(0) == (160, -704)).all()
     assert (lines.reshape(-1, 2).max(0) == (1120, 128)).all()
     assert len(ends) == 76
-    assert (counts == 2).all()  # walls are closed
+    assert (counts == 2).all()  # the walls are closed polygons
     assert read_map().goal == (1040, -352)
     assert sorted(read_map().spots) == list(range(10, 27))
     with pytest.raises(ValueError, match="read-only"):
@@ -243,7 +243,7 @@ def test_damaged_maps_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_variants_are_refused() -> None:
     name: Any = "densest"
-    with pytest.raises(InputError, match="dense, sparse, very_sparse"):
+    with pytest.raises(InputError, match="is not one of dense, sparse, very_sparse"):
         tasks.check_variant(name)
 
 
@@ -287,7 +287,7 @@ def test_a_game_that_does_not_start(
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in the working folder, not in the temporary one, not in shared memory; not even while the game runs."""
+    """No files in the working folder, the temporary folder or shared memory, even while the game runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env = MyWayHome()
@@ -312,10 +312,10 @@ LONE = """
 """
 
 
-@pytest.mark.parametrize("leash", [True, False])
-def test_a_game_ends_with_its_owner(leash: bool, tmp_path: Path) -> None:
-    """Even if that is killed, where the system has a leash; where it has none, games are played without."""
-    if not leash:
+@pytest.mark.parametrize("has_setpriv", [True, False])
+def test_a_game_ends_with_its_owner(has_setpriv: bool, tmp_path: Path) -> None:
+    """Even if the owner is killed, where setpriv works; without it, games run all the same."""
+    if not has_setpriv:
         (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "setpriv").chmod(0o700)
     elif shutil.which("setpriv") is None:
@@ -328,7 +328,7 @@ def test_a_game_ends_with_its_owner(leash: bool, tmp_path: Path) -> None:
         owner.kill()
     try:
         assert len(games) == 1
-        assert gone(games, seconds=10.0 if leash else 0.5) == leash
+        assert gone(games, seconds=10.0 if has_setpriv else 0.5) == has_setpriv
     finally:
         for pid in filter(running, games):
             os.kill(pid, 9)
@@ -345,12 +345,12 @@ def test_a_crashed_game_starts_again() -> None:
 
 
 def engines(name: str) -> list[int]:
-    """The processes of a game."""
-    found = []
+    """Return the processes of a game."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if name in (folder / "cmdline").read_text("utf-8", "replace"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids

@@ -1,4 +1,4 @@
-"""Curiosity finds what chance does not: the deceptive chain of 40 states, and the deep sea of 20 by 20."""
+"""A CSD bonus reaches goals that random exploration does not: a chain of 40 states, DeepSea of 20 × 20."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_csd_reaches_the_far_end_of_the_chain(seed: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("seed", ONE_SEED)
-def test_chance_does_not(seed: int, tmp_path: Path) -> None:
+def test_dqn_does_not_reach_it(seed: int, tmp_path: Path) -> None:
     for _ in train(make_run("dqn", "chain-40", 8000, seed), tmp_path / "run", device="cpu", checkpoint_every=10**6):
         pass
     episodes = RunFolder(tmp_path / "run").read_table("episodes.csv")
@@ -29,10 +29,11 @@ def test_chance_does_not(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "frames"), [(8, 5000), pytest.param(20, 24_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", ONE_SEED)
-def test_csd_finds_the_treasure_and_goes_on_finding_it(size: int, frames: int, seed: int, tmp_path: Path) -> None:
-    """Of 20 by 20 cells one way in a million leads there. Untried actions count as new, so that every one is taken.
+def test_csd_solves_deep_sea(size: int, frames: int, seed: int, tmp_path: Path) -> None:
+    """One sequence of actions in a million reaches the reward of DeepSea of 20 × 20.
 
-    What goes on is the last quarter of the dives: single seeds lose the way for some of them and find it again."""
+    The last quarter of the episodes counts: single seeds miss the reward for some episodes and reach it again.
+    """
     for _ in train(
         make_run("csd", f"deep-sea-{size}", frames, seed), tmp_path / "run", device="cpu", checkpoint_every=10**6
     ):
@@ -43,7 +44,7 @@ def test_csd_finds_the_treasure_and_goes_on_finding_it(size: int, frames: int, s
 
 
 @pytest.mark.slow
-def test_chance_finds_no_treasure(tmp_path: Path) -> None:
+def test_dqn_does_not_solve_deep_sea(tmp_path: Path) -> None:
     for _ in train(make_run("dqn", "deep-sea-20", 24_000, 0), tmp_path / "run", device="cpu", checkpoint_every=10**6):
         pass
     assert not any(int(row["success"]) for row in RunFolder(tmp_path / "run").read_table("episodes.csv"))

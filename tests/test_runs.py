@@ -136,7 +136,7 @@ def test_a_run_killed_while_it_is_extended_can_be_resumed(tmp_path: Path) -> Non
 def test_frames_train_a_run_longer(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, epsilon = copied(done, tmp_path / "run"), RunFolder(done).read_run().learning.epsilon
     assert main(["rl", "resume", str(run), "--frames", "500"]) == 2
-    assert capsys.readouterr().err == ("onefold: frames: the run has 600 (got 500). Give more to train it longer.\n")
+    assert capsys.readouterr().err == ("onefold: --frames: the run has 600 (got 500). Give more to train it longer.\n")
     assert main(["rl", "resume", str(run), "--frames", "600"]) == 0
     assert "already trained to its end. --frames trains it longer" in capsys.readouterr().out
     assert main(["rl", "resume", str(run), "--frames", "8e2", "--device", "cpu"]) == 0
@@ -461,7 +461,7 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, capsys: pytest.Captur
         (["rl", "train", "-o", str(tmp_path / "a"), "--env", "chain-8", "--seed", "-1"], "seed"),
         (["rl", "resume", str(tmp_path / "none")], "holds no run (there is no settings.json)"),
         (["rl", "eval", str(tmp_path / "none")], "cannot be read"),
-        (["rl", "eval", str(done), "--epsilon", "2"], "epsilon: must be between 0 and 1 (got 2.0)"),
+        (["rl", "eval", str(done), "--epsilon", "2"], "--epsilon: must be between 0 and 1 (got 2.0)"),
         (["rl", "eval", str(done), "--episodes", "0"], "--episodes: 0"),
         (["rl", "eval", str(done), "--seed", "-1"], "seed"),
     ]
@@ -737,3 +737,20 @@ def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(line.startswith("lr=") for line in best)
     assert main(["rl", "search", "ppo", *options]) == 2
     assert "agent: 'ppo' is not one of dqn, bdqn, rnd, ids, csd" in capsys.readouterr().err
+
+
+def test_training_loads_few_modules(tmp_path: Path) -> None:
+    """Readers, detectors, reports, videos and the pool of jobs are not part of training."""
+    code = (
+        "import sys; from onefold.cli import main; assert main(sys.argv[1:]) == 0;"
+        "names = sorted(name for name in sys.modules if name.split('.')[0] == 'onefold');"
+        "unused = ('inputs', 'kernels', 'report', 'bench', 'data', 'rl.video', 'rl.grid', 'rl.bonus', 'rl.sb3');"
+        "print(len(names), [name for name in names if name.removeprefix('onefold.').startswith(unused)])"
+    )
+    options = ["--agent", "csd", "--env", "chain-8", "--frames", "64", "--device", "cpu", "-o", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"}
+    command = [sys.executable, "-c", code, "rl", "train", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    count, _, unused = done.stdout.splitlines()[-1].partition(" ")
+    assert unused == "['onefold.rl.bonus_networks']"
+    assert int(count) <= 60

@@ -1,4 +1,4 @@
-"""The deep sea and the chain: known returns, known sights, Gymnasium's own checks."""
+"""DeepSea and the chain: exact returns and observations, and Gymnasium's checks."""
 
 import itertools
 
@@ -11,8 +11,8 @@ from onefold.errors import InputError
 from onefold.rl.small_envs import Chain, DeepSea
 
 
-def played(env: gymnasium.Env, actions: list[int]) -> tuple[list[float], list[tuple[float, float]]]:
-    """Rewards and positions of an episode that these actions end."""
+def play(env: gymnasium.Env, actions: list[int]) -> tuple[list[float], list[tuple[float, float]]]:
+    """Return rewards and positions of an episode that ends with the last of these actions."""
     _, info = env.reset(seed=0)
     rewards, positions = [], [tuple(info["position"].tolist())]
     for i, action in enumerate(actions):
@@ -29,30 +29,30 @@ def test_follows_gymnasiums_rules(env: gymnasium.Env) -> None:
     check_env(env)
 
 
-def test_one_dive_in_all_finds_the_treasure() -> None:
+def test_one_sequence_of_actions_reaches_the_reward() -> None:
     size, returns = 4, {}
     for actions in itertools.product((0, 1), repeat=size):
-        rewards, positions = played(DeepSea(size, None), list(actions))
+        rewards, positions = play(DeepSea(size, None), list(actions))
         returns[actions] = sum(rewards)
         assert positions[-1][1] == 0
         assert returns[actions] == pytest.approx(all(actions) - 0.01 / size * sum(actions))
     assert max(returns.values()) == pytest.approx(0.99)
 
 
-def test_actions_are_shuffled_once() -> None:
-    """With a seed, exactly one sequence of actions is still the best, and it is the same in every episode."""
+def test_actions_are_mapped_once() -> None:
+    """With a mapping seed, exactly one sequence of actions reaches the reward, in every episode."""
     for seed in range(5):
         env, size = DeepSea(4, seed), 4
-        best = [a for a in itertools.product((0, 1), repeat=size) if sum(played(env, list(a))[0]) > 0.5]
+        best = [a for a in itertools.product((0, 1), repeat=size) if sum(play(env, list(a))[0]) > 0.5]
         assert len(best) == 1
         assert best == [
-            a for a in itertools.product((0, 1), repeat=size) if sum(played(DeepSea(4, seed), list(a))[0]) > 0.5
+            a for a in itertools.product((0, 1), repeat=size) if sum(play(DeepSea(4, seed), list(a))[0]) > 0.5
         ]
     mappings = {DeepSea(6, seed)._right.tobytes() for seed in range(5)}
     assert len(mappings) == 5
 
 
-def test_deep_sea_shows_the_cell() -> None:
+def test_deep_sea_observes_the_cell() -> None:
     env = DeepSea(3, None)
     frame, _ = env.reset(seed=0)
     assert frame.tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -63,19 +63,19 @@ def test_deep_sea_shows_the_cell() -> None:
         env.step(0)
 
 
-def test_chain_pays_at_both_ends() -> None:
+def test_chain_has_rewards_at_both_ends() -> None:
     n = 8
-    right, places = played(Chain(n), [1] * (n + 9))
+    right, places = play(Chain(n), [1] * (n + 9))
     assert right == [0.0] * (n - 2) + [1.0] * 11
     assert places[: n - 1] == [(i, 0) for i in range(1, n)]
-    left, _ = played(Chain(n), [0] * (n + 9))
+    left, _ = play(Chain(n), [0] * (n + 9))
     assert left == [0.0] + [0.001] * (n + 8)
-    mixed, places = played(Chain(n), [0, 1, 0, 0] + [1] * (n + 5))
+    mixed, places = play(Chain(n), [0, 1, 0, 0] + [1] * (n + 5))
     assert mixed == [0.0, 0.0, 0.0, 0.001] + [0.0] * (n - 1) + [1.0] * 6
     assert places[:5] == [(1, 0), (0, 0), (1, 0), (0, 0), (0, 0)]
 
 
-def test_chain_shows_a_thermometer() -> None:
+def test_chain_observes_a_thermometer_code() -> None:
     env = Chain(4)
     frame, _ = env.reset(seed=0)
     assert frame.tolist() == [1, 1, 0, 0]
@@ -86,6 +86,6 @@ def test_chain_shows_a_thermometer() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: DeepSea(0), lambda: Chain(2)])
-def test_no_world_of_nothing(make: type) -> None:
+def test_sizes_are_checked(make: type) -> None:
     with pytest.raises(InputError, match="at least"):
         make()

@@ -14,14 +14,14 @@ __all__ = [
     "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "make_run", "resume",
     "train",
 ]  # fmt: skip
-HOMES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "gym_wrapper", "make_run": "settings"}
-HOMES |= {"resume": "runs", "train": "runs"}
+MODULES = {"Agent": "agents", "LinearSchedule": "agents", "IntrinsicReward": "gym_wrapper", "make_run": "settings"}
+MODULES |= {"resume": "runs", "train": "runs"}
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: the bonuses need torch alone, the rest needs Gymnasium, too."""
+    """Import a name on first use: the bonuses need only torch, the rest also needs Gymnasium."""
     if name in __all__:
-        return getattr(importlib.import_module(f"onefold.rl.{HOMES.get(name, 'bonus')}"), name)
+        return getattr(importlib.import_module(f"onefold.rl.{MODULES.get(name, 'bonus')}"), name)
     raise AttributeError(f"module 'onefold.rl' has no attribute {name!r}")
 
 

@@ -87,7 +87,7 @@ def plan_search(
 ) -> list[RunJob]:
     """Return a job for each point of the paper's search space of an agent, or for `limit` random points of it."""
     if agent not in SPACES:
-        raise InputError(f"agent: {agent!r} is not one of {', '.join(AGENTS)}.")
+        raise InputError(f"{agent!r} is not one of {', '.join(AGENTS)}", argument="agent")
     space, base = SPACES[agent], override_settings(make_run(agent, environment, frames, seed), settings)
     return [
         RunJob(run=replace(base, agent=_agent_at(base.agent, point)), out=out.absolute() / point_name(point), **options)

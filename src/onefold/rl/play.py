@@ -44,7 +44,7 @@ class Player:
 
     def __init__(self, path: Path, seed: int, epsilon: float) -> None:
         if not 0 <= epsilon <= 1:
-            raise InputError(f"epsilon: must be between 0 and 1 (got {epsilon}).")
+            raise InputError(f"must be between 0 and 1 (got {epsilon})", argument="epsilon")
         path = path / NETWORKS if path.is_dir() else path
         tensors, header = storage.load(path, NETWORKS_KIND)
         try:

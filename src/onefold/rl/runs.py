@@ -244,7 +244,9 @@ def extend_run(run: Run, frames: int | None) -> Run:
     if frames is None:
         return run
     if frames < run.frames:
-        raise InputError(f"frames: the run has {run.frames:,} (got {frames:,}). Give more to train it longer.")
+        raise InputError(
+            f"the run has {run.frames:,} (got {frames:,})", argument="frames", hint="Give more to train it longer."
+        )
     return replace(run, frames=frames)
 
 

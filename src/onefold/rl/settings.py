@@ -71,7 +71,7 @@ def make_run(agent: str, environment: str, frames: int, seed: int, num_envs: int
     """
     import_environment(environment)
     if agent not in AGENTS:
-        raise InputError(f"agent: {agent!r} is not one of {', '.join(AGENTS)}.")
+        raise InputError(f"{agent!r} is not one of {', '.join(AGENTS)}", argument="agent")
     spec = find_environment(environment, frames)
     return Run(
         name=agent, environment=environment, frames=frames, seed=seed,

@@ -1,4 +1,4 @@
-"""Bonuses for agents of other libraries: what they see, what they learn, files, Gymnasium and stable-baselines3."""
+"""Exploration bonuses: observations, updates, files and the Gymnasium wrapper."""
 
 import subprocess
 import sys
@@ -27,8 +27,8 @@ SMALL: dict[Any, dict[str, Any]] = {
 KINDS = pytest.mark.parametrize("kind", SMALL)
 
 
-def made(kind: Any, **how: Any) -> Any:
-    return kind(**{**SMALL[kind], "device": "cpu", **how})
+def make_bonus(kind: Any, **kwargs: Any) -> Any:
+    return kind(**{**SMALL[kind], "device": "cpu", **kwargs})
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -36,7 +36,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def as_dict(n: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Pictures that are bright on the left, or, if the seed is odd, on the right."""
+    """Return images that are bright on the left, or on the right if the seed is odd, and vectors."""
     image = np.random.default_rng(seed).integers(0, 100, (n, 20, 24, 3), np.uint8)
     image[:, :, 12 * (seed % 2) : 12 * (seed % 2) + 12] += 150
     return {"picture": image, "speed": numbers(n, 2, seed=seed)}
@@ -48,17 +48,17 @@ def test_observations_become_one_tensor() -> None:
     assert form.shape == infer_spec(first).shape == (3, 20, 24)
     np.testing.assert_array_equal(form.tensor(last, CPU).numpy(), last.transpose(0, 3, 1, 2))
     assert infer_spec(numbers(5, 20, 24)).shape == (1, 20, 24)
-    assert infer_spec(numbers(5, 7, 7, 3)).shape == (147,)  # MiniGrid's view: too small to be a picture
+    assert infer_spec(numbers(5, 7, 7, 3)).shape == (147,)  # MiniGrid's view: too small for an image
     both = as_dict(5)
     x = infer_spec(both).tensor(both, CPU)
     assert x.shape == (5, 5, 20, 24)
-    np.testing.assert_array_equal(x[:, 3:, 4, 9].numpy(), both["speed"])  # a plane for each number
+    np.testing.assert_array_equal(x[:, 3:, 4, 9].numpy(), both["speed"])  # one channel per number
     np.testing.assert_array_equal(x[:, :3].numpy(), both["picture"].transpose(0, 3, 1, 2))
     plain = {"b": numbers(4, 2), "a": numbers(4, 3), "c": numbers(4, 1)}
     np.testing.assert_array_equal(infer_spec(plain, ["a", "b"]).tensor(plain, CPU), np.hstack([plain["a"], plain["b"]]))
 
 
-def test_tuples_are_dicts_whose_keys_are_places() -> None:
+def test_tuples_equal_dicts_with_positions_as_keys() -> None:
     pair = (numbers(4, 2), numbers(4, 20, 24, 3, seed=1))
     form = infer_spec(pair)
     assert torch.equal(form.tensor(pair, CPU), infer_spec(named := {"0": pair[0], "1": pair[1]}).tensor(named, CPU))
@@ -66,7 +66,7 @@ def test_tuples_are_dicts_whose_keys_are_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("observations", "keys", "said"),
+    ("observations", "keys", "message"),
     [
         (np.arange(5), None, "one-hot"),
         ({"mission": np.array(["go"] * 3), "x": numbers(3, 2)}, None, "'mission': not numeric"),
@@ -80,14 +80,14 @@ def test_tuples_are_dicts_whose_keys_are_places() -> None:
         (np.full((3, 4), np.nan), None, "NaN or infinite"),
     ],
 )
-def test_observations_that_cannot_be_used_are_refused(observations: Any, keys: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        made(CSDBonus, keys=keys)(observations)
+def test_unsupported_observations_are_refused(observations: Any, keys: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_bonus(CSDBonus, keys=keys)(observations)
 
 
 @KINDS
-def test_observations_of_another_form_are_refused_and_nothing_is_lost(kind: Any) -> None:
-    bonus, x = made(kind), numbers(6, 4)
+def test_refused_observations_leave_the_bonus_unchanged(kind: Any) -> None:
+    bonus, x = make_bonus(kind), numbers(6, 4)
     bonus.update(x)
     before = bonus(x)
     for other in (numbers(6, 5), {"x": x}, np.full((6, 4), np.inf)):
@@ -98,17 +98,21 @@ def test_observations_of_another_form_are_refused_and_nothing_is_lost(kind: Any)
 
 @KINDS
 @pytest.mark.parametrize("make", [lambda n, s: numbers(n, 6, seed=s), as_dict], ids=["vectors", "dict with an image"])
-def test_what_was_seen_is_less_new(kind: Any, make: Any) -> None:
-    bonus, x = made(kind, normalise=False, passes=100, batch=16), make(32, 0)
+def test_updates_lower_the_bonus(kind: Any, make: Any) -> None:
+    bonus, x = make_bonus(kind, normalise=False, passes=100, batch=16), make(32, 0)
     bonus.update(x)
-    strange = make(32, 1) if isinstance(x, dict) else 3 * make(32, 1) + 1
-    assert bonus(x).mean() < 0.7 * bonus(strange).mean()
+    unfamiliar = make(32, 1) if isinstance(x, dict) else 3 * make(32, 1) + 1
+    assert bonus(x).mean() < 0.7 * bonus(unfamiliar).mean()
     assert bool((bonus(x) >= 0).all())
 
 
-def test_the_gps_bonus_is_the_closed_form() -> None:
-    """√(λ φᵀ(ΦᵀΦ + λI)⁻¹φ), by NumPy, on features that settled before the first update."""
-    bonus, x, y = made(LastLayerGPBonus, ridge=0.3, normalise=False, warmup=1), numbers(40, 5), numbers(7, 5, seed=1)
+def test_last_layer_gp_equals_the_closed_form() -> None:
+    """√(λ φᵀ(ΦᵀΦ + λI)⁻¹φ) by NumPy, with a standardisation that is fixed from the first update on."""
+    bonus, x, y = (
+        make_bonus(LastLayerGPBonus, ridge=0.3, normalise=False, warmup=1),
+        numbers(40, 5),
+        numbers(7, 5, seed=1),
+    )
     bonus.update(x[:10])
     bonus.update(x[10:])
     phi, query = (bonus.phi(bonus._to_tensor(z)).numpy() for z in (x, y))
@@ -118,12 +122,12 @@ def test_the_gps_bonus_is_the_closed_form() -> None:
 
 
 @KINDS
-def test_values_are_above_the_mean_and_have_a_scale(kind: Any) -> None:
-    """RND's errors are in standard deviations; the others are shares of what was unknown at first already."""
-    bonus, plain, x = made(kind), made(kind, normalise=False), numbers(64, 4)
+def test_values_are_relative_to_the_running_moments(kind: Any) -> None:
+    """Errors of RND are divided by their standard deviation; the other bonuses only lose their mean."""
+    bonus, plain, x = make_bonus(kind), make_bonus(kind, normalise=False), numbers(64, 4)
     raw = plain(x)
     unit = raw.std(correction=0) if kind is RNDBonus else 1
-    torch.testing.assert_close(bonus(x), (raw - raw.mean()) / unit, rtol=1e-4, atol=1e-4)  # their own measure, at first
+    torch.testing.assert_close(bonus(x), (raw - raw.mean()) / unit, rtol=1e-4, atol=1e-4)  # the batch's moments
     for _ in range(3):
         bonus.update(x)
         plain.update(x)
@@ -132,10 +136,10 @@ def test_values_are_above_the_mean_and_have_a_scale(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [CSDBonus, LastLayerGPBonus])
-def test_a_share_fades_where_all_has_been_seen(kind: Any) -> None:
-    """From about 1 to about 0, while its mean keeps up with it, so that familiar noise does not look like news."""
-    bonus, x = made(kind, warmup=64), numbers(64, 4)
-    plain = made(kind, warmup=64, normalise=False)
+def test_relative_bonuses_fade_when_nothing_is_unfamiliar(kind: Any) -> None:
+    """The value falls from about 1 to about 0, and the running mean follows it."""
+    bonus, x = make_bonus(kind, warmup=64), numbers(64, 4)
+    plain = make_bonus(kind, warmup=64, normalise=False)
     assert abs(float(plain(x).mean()) - 1) < 0.2
     for _ in range(400):
         bonus.update(x)
@@ -143,8 +147,8 @@ def test_a_share_fades_where_all_has_been_seen(kind: Any) -> None:
 
 
 @KINDS
-def test_a_saved_bonus_goes_on_as_if_nothing_had_been(kind: Any, tmp_path: Path) -> None:
-    bonus = made(kind, seed=3)
+def test_a_loaded_bonus_continues_exactly(kind: Any, tmp_path: Path) -> None:
+    bonus = make_bonus(kind, seed=3)
     bonus.update(as_dict(20))
     bonus.save(tmp_path / "bonus.onefold")
     again = load(tmp_path / "bonus.onefold", device="cpu")
@@ -153,8 +157,8 @@ def test_a_saved_bonus_goes_on_as_if_nothing_had_been(kind: Any, tmp_path: Path)
     assert torch.equal(bonus(as_dict(5)), again(as_dict(5)))
 
 
-def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
-    path, bonus = tmp_path / "bonus.onefold", made(CSDBonus)
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    path, bonus = tmp_path / "bonus.onefold", make_bonus(CSDBonus)
     with pytest.raises(InputError, match="no observations yet"):
         bonus.save(path)
     bonus.update(numbers(9, 4))
@@ -179,20 +183,20 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_one_observation_at_a_time_is_enough() -> None:
-    bonus = made(CSDBonus)
+    bonus = make_bonus(CSDBonus)
     losses = [bonus.update(numbers(1, 4, seed=i % 3)) for i in range(60)]
     assert np.isfinite(losses).all()
     assert bonus(numbers(1, 4)).shape == (1,)
 
 
-def test_settings_that_make_no_sense() -> None:
-    for kind, how in ((CSDBonus, {"lr": 0.0}), (RNDBonus, {"batch": 0}), (LastLayerGPBonus, {"ridge": -1.0})):
+def test_settings_out_of_range_are_refused() -> None:
+    for kind, kwargs in ((CSDBonus, {"lr": 0.0}), (RNDBonus, {"batch": 0}), (LastLayerGPBonus, {"ridge": -1.0})):
         with pytest.raises(InputError):
-            made(kind, **how)
+            make_bonus(kind, **kwargs)
 
 
-class Counting:
-    """Stands for a bonus: an observation's first number is how new it is, and what is learned is written down."""
+class FakeBonus:
+    """A bonus whose value is the first number of an observation, and which records its updates."""
 
     def __init__(self) -> None:
         self.learned: list[np.ndarray] = []
@@ -205,8 +209,8 @@ class Counting:
         return 0.0
 
 
-class Steps(gymnasium.Env[np.ndarray, Any]):
-    """Shows how many steps the episode has had, from 10 on; it ends after three, each worth 2."""
+class CountingEnv(gymnasium.Env[np.ndarray, Any]):
+    """An environment that counts its steps from 10; episodes end after three steps, each with a reward of 2."""
 
     observation_space = gymnasium.spaces.Box(0, 99, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -222,13 +226,13 @@ class Steps(gymnasium.Env[np.ndarray, Any]):
         return np.array([self.count], np.float32), 2.0, self.count == 13, False, {}
 
 
-class Pairs(gymnasium.ObservationWrapper[Any, Any, np.ndarray]):
-    """An observation, and minus it twice: as a tuple, or as a dict by places."""
+class PairObservations(gymnasium.ObservationWrapper[Any, Any, np.ndarray]):
+    """Observations x and (−x, −x), as a tuple or as a dict with positions as keys."""
 
     def __init__(self, as_dict: bool) -> None:
-        super().__init__(Steps())
+        super().__init__(CountingEnv())
         self.as_dict = as_dict
-        spaces = Steps.observation_space, gymnasium.spaces.Box(-99, 0, (2,), np.float32)
+        spaces = CountingEnv.observation_space, gymnasium.spaces.Box(-99, 0, (2,), np.float32)
         by_place = {str(i): space for i, space in enumerate(spaces)}
         self.observation_space = gymnasium.spaces.Dict(by_place) if as_dict else gymnasium.spaces.Tuple(spaces)
 
@@ -238,39 +242,41 @@ class Pairs(gymnasium.ObservationWrapper[Any, Any, np.ndarray]):
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-def test_tuples_of_observations_are_rewarded_as_dicts_of_them(mode: str) -> None:
-    """Terminal observations included, which Gymnasium hands over apart."""
-    how: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
-    found = []
-    for make in (lambda: Pairs(as_dict=False), lambda: Pairs(as_dict=True)):
-        bonus = made(CSDBonus, hidden=(16,), outputs=8)
-        env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([make] * 3, **how), bonus, learn_every=6)
+def test_bonuses_of_tuples_equal_those_of_dicts(mode: str) -> None:
+    """Including those of final observations, which Gymnasium passes in the info."""
+    kwargs: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
+    results = []
+    for make in (lambda: PairObservations(as_dict=False), lambda: PairObservations(as_dict=True)):
+        bonus = make_bonus(CSDBonus, hidden=(16,), outputs=8)
+        env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([make] * 3, **kwargs), bonus, learn_every=6)
         env.reset(seed=0)
-        found.append([env.step(np.zeros(3, int))[4]["intrinsic_reward"] for _ in range(9)])
-    np.testing.assert_array_equal(*found)
-    assert np.ptp(found) > 0
+        results.append([env.step(np.zeros(3, int))[4]["intrinsic_reward"] for _ in range(9)])
+    np.testing.assert_array_equal(*results)
+    assert np.ptp(results) > 0
 
 
-@pytest.mark.parametrize(("mode", "news"), [("NEXT_STEP", [11, 12, 13, 0, 11]), ("SAME_STEP", [11, 12, 13, 11, 12])])
-def test_rewards_are_for_where_a_step_led(mode: str, news: list[int]) -> None:
-    """Not for the beginning of an episode, whenever the environments begin it."""
-    made_env = gymnasium.vector.SyncVectorEnv([Steps, Steps], autoreset_mode=gymnasium.vector.AutoresetMode[mode])
-    env = IntrinsicReward(made_env, Counting(), beta=0.5, learn_every=6)
+@pytest.mark.parametrize(("mode", "bonuses"), [("NEXT_STEP", [11, 12, 13, 0, 11]), ("SAME_STEP", [11, 12, 13, 11, 12])])
+def test_rewards_have_the_bonus_of_the_next_observation(mode: str, bonuses: list[int]) -> None:
+    """Never that of an episode's first observation, in both autoreset modes."""
+    vector_env = gymnasium.vector.SyncVectorEnv(
+        [CountingEnv, CountingEnv], autoreset_mode=gymnasium.vector.AutoresetMode[mode]
+    )
+    env = IntrinsicReward(vector_env, FakeBonus(), beta=0.5, learn_every=6)
     env.reset(seed=0)
-    for wanted in news:
+    for expected in bonuses:
         _, rewards, _, _, info = env.step(np.zeros(2, int))
-        own = 2.0 if wanted else 0.0
-        np.testing.assert_array_equal(info["intrinsic_reward"], [wanted] * 2)
-        np.testing.assert_array_equal(info["extrinsic_reward"], [own] * 2)
-        np.testing.assert_array_equal(rewards, [own + 0.5 * wanted] * 2)
+        step_reward = 2.0 if expected else 0.0
+        np.testing.assert_array_equal(info["intrinsic_reward"], [expected] * 2)
+        np.testing.assert_array_equal(info["extrinsic_reward"], [step_reward] * 2)
+        np.testing.assert_array_equal(rewards, [step_reward + 0.5 * expected] * 2)
     learned = env.bonus.learned  # pyright: ignore[reportAttributeAccessIssue]
     assert [len(part) for part in learned] == [6, 6]
     np.testing.assert_array_equal(learned[0][:, 0], [10, 10, 11, 11, 12, 12])
 
 
-def test_a_wrapped_vector_environment_is_one() -> None:
-    """Spaces, seeds, shapes and types are those of Gymnasium's own, and its wrappers go around it."""
-    bonus = made(CSDBonus, hidden=(16,))
+def test_a_wrapped_vector_environment_keeps_the_interface() -> None:
+    """Spaces, seeds, shapes and types equal those of Gymnasium, and its wrappers accept it."""
+    bonus = make_bonus(CSDBonus, hidden=(16,))
     env = gymnasium.vector.SyncVectorEnv([lambda: Chain(6)] * 3)
     whole = gymnasium.wrappers.vector.RecordEpisodeStatistics(IntrinsicReward(env, bonus, beta=0.1, learn_every=30))
     first, _ = whole.reset(seed=1)
@@ -297,33 +303,33 @@ def test_a_wrapped_vector_environment_is_one() -> None:
         (len, r"bonus: a builtin_function_or_method has no __call__ and update\."),
     ],
 )
-def test_what_is_no_bonus_is_refused(bonus: Any, message: str) -> None:
+def test_objects_that_are_not_a_bonus_are_refused(bonus: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_bonus(bonus)
     if bonus is CSDBonus:
         with pytest.raises(InputError, match=message):
-            IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps]), bonus)  # pyright: ignore[reportArgumentType]
+            IntrinsicReward(gymnasium.vector.SyncVectorEnv([CountingEnv]), bonus)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_generator_of_others_is_left_alone() -> None:
+def test_the_global_generator_is_not_used() -> None:
     torch.manual_seed(5)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(5)
-    bonus = made(CSDBonus)
+    bonus = make_bonus(CSDBonus)
     bonus.update(numbers(20, 4))
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     assert isinstance(bonus.generator, Generator)
 
 
-def test_the_mean_of_a_share_keeps_up_and_deviations_do_not() -> None:
+def test_relative_bonuses_have_a_short_memory() -> None:
     for kind, memory in ((CSDBonus, 20), (LastLayerGPBonus, 20), (RNDBonus, 1000)):
-        bonus = made(kind)
+        bonus = make_bonus(kind)
         bonus.update(numbers(4, 5))
         assert bonus.moments.decay == 1 - 1 / memory
 
 
-def test_a_reset_by_hand_begins_an_episode_whose_first_step_counts() -> None:
-    env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([Steps, Steps]), Counting())
+def test_the_first_step_after_a_reset_has_a_bonus() -> None:
+    env = IntrinsicReward(gymnasium.vector.SyncVectorEnv([CountingEnv, CountingEnv]), FakeBonus())
     env.reset(seed=0)
     for _ in range(3):
         env.step(np.zeros(2, int))

@@ -1,4 +1,4 @@
-"""Views, bonus networks and bonus rewards against independent computations."""
+"""Frame augmentation, bonus networks and bonus rewards against independent computations."""
 
 import math
 from dataclasses import replace
@@ -25,11 +25,11 @@ def uniforms(n: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(n, UNIFORMS, generator=Generator().manual_seed(seed))
 
 
-def test_perspectives_send_the_corners_where_they_are_pulled() -> None:
-    """The map back from four points to the square, against a linear solve for the eight numbers of a homography."""
+def test_inverse_perspectives_equal_a_linear_solve() -> None:
+    """Homographies from four points to the square, against a solve for their eight coefficients."""
     u = uniforms(20)[:, 5:14]
     u[:, 8] = 0.0
-    found = _inverse_perspective(u, FrameAugmentation()).double().numpy()
+    homographies = _inverse_perspective(u, FrameAugmentation()).double().numpy()
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
     for i in range(20):
         pulled = corners * (1 - 0.5 * u[i, :8].reshape(4, 2).double().numpy())
@@ -38,10 +38,10 @@ def test_perspectives_send_the_corners_where_they_are_pulled() -> None:
             rows += [[a, b, 1, 0, 0, 0, -x * a, -x * b], [0, 0, 0, a, b, 1, -y * a, -y * b]]
             right += [x, y]
         exact = np.append(np.linalg.solve(np.array(rows), np.array(right)), 1).reshape(3, 3)
-        np.testing.assert_allclose(found[i] / found[i, 2, 2], exact, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(homographies[i] / homographies[i, 2, 2], exact, rtol=1e-3, atol=1e-4)
 
 
-def test_views_change_the_asked_share_and_all_frames_of_a_stack_alike() -> None:
+def test_a_share_of_stacks_is_augmented_and_all_frames_alike() -> None:
     x = torch.rand(400, 1, 12, 12, generator=Generator().manual_seed(0)).expand(-1, 3, -1, -1)
     y = augment_frames(x, uniforms(400), FrameAugmentation(apply=0.25))
     changed = (y != x).any((1, 2, 3))
@@ -52,7 +52,7 @@ def test_views_change_the_asked_share_and_all_frames_of_a_stack_alike() -> None:
     torch.testing.assert_close(flipped, x.flip(-1), rtol=0, atol=1e-5)
 
 
-def test_crops_keep_the_asked_area() -> None:
+def test_crops_have_the_requested_area() -> None:
     size = 64
     x = torch.linspace(-1, 1, size).expand(200, 1, size, size) * 0.5 + 0.5
     y = augment_frames(x, uniforms(200), FrameAugmentation(apply=1, perspective=0, flip=0, crop_area=(0.75, 1.0)))
@@ -63,7 +63,7 @@ def test_crops_keep_the_asked_area() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 16, 16)])
-def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple[int, ...]) -> None:
+def test_inputs_are_standardised_by_the_first_observations(shape: tuple[int, ...]) -> None:
     first, x = WarmupStandardise(shape, 60), 3 + 2 * torch.randn(90, *shape, generator=Generator().manual_seed(0))
     for part in (x[:7], x[7:40], x[40:60], 100 * x[60:]):
         first.update(part)
@@ -74,7 +74,7 @@ def test_standardising_settles_on_the_statistics_of_what_came_first(shape: tuple
     assert first(1000 * x).abs().max() == 5
 
 
-def test_the_running_scale_is_mean_and_standard_deviation() -> None:
+def test_running_moments_follow_the_values() -> None:
     scale, generator = DecayingMoments(memory=50), Generator().manual_seed(0)
     for _ in range(400):
         scale.update(3 + 2 * torch.randn(64, generator=generator))
@@ -90,7 +90,7 @@ def test_the_running_scale_is_mean_and_standard_deviation() -> None:
 
 @pytest.mark.parametrize("kind", [CSDNetworks, RNDNetworks])
 @pytest.mark.parametrize("shape", [(6,), (2, 12, 12)])
-def test_training_lowers_the_bonus_of_what_was_seen(kind: Any, shape: tuple[int, ...]) -> None:
+def test_training_lowers_the_bonus(kind: Any, shape: tuple[int, ...]) -> None:
     generator = Generator().manual_seed(0)
     networks = kind(shape, generator, channels=(4, 4), hidden=(64,), outputs=32)
     seen = torch.randn(64, *shape, generator=generator) * 0.3 + 1
@@ -118,7 +118,7 @@ def test_the_variance_form_is_equation_27() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 12), (6,)])
-def test_the_relative_form_leaves_the_priors_variance_out(shape: tuple[int, ...]) -> None:
+def test_the_relative_form_ignores_the_prior_variance(shape: tuple[int, ...]) -> None:
     generator = Generator().manual_seed(0)
     networks = CSDNetworks(shape, generator, channels=(4, 4), hidden=(16,), outputs=8, form="relative")
     x = torch.rand(5, *shape, generator=generator)
@@ -127,7 +127,7 @@ def test_the_relative_form_leaves_the_priors_variance_out(shape: tuple[int, ...]
     torch.testing.assert_close(value, networks.value(x), rtol=1e-3, atol=1e-4)
 
 
-def test_the_centred_form_by_hand() -> None:
+def test_the_centred_form_equals_its_definition() -> None:
     """Labels and lengths are those of φ₀ minus its mean; the variance is divided by the length plus its mean."""
     networks = CSDNetworks(
         (2, 12, 12), Generator().manual_seed(0), channels=(4, 4), hidden=(16,), outputs=8, form="centred"
@@ -163,7 +163,7 @@ def test_joint_passes_equal_separate_ones() -> None:
 
 @pytest.mark.parametrize("kind", [CSDNetworks, RNDNetworks])
 @pytest.mark.parametrize("shape", [(6,), (2, 12, 12)])
-def test_a_reset_draws_new_trained_networks_and_keeps_the_rest(kind: Any, shape: tuple[int, ...]) -> None:
+def test_a_reset_changes_only_the_trained_networks(kind: Any, shape: tuple[int, ...]) -> None:
     networks = kind(shape, Generator().manual_seed(0), channels=(4, 4), hidden=(16,), outputs=8)
     networks.standardise.mean.fill_(0.3)
     before = {name: tensor.clone() for name, tensor in networks.state_dict().items()}
@@ -182,7 +182,7 @@ def test_a_reset_draws_new_trained_networks_and_keeps_the_rest(kind: Any, shape:
 # Bonus rewards
 
 
-def test_rewards_and_bonuses_stay_apart_with_a_bonus_head() -> None:
+def test_rewards_and_bonuses_have_separate_rows_with_a_bonus_head() -> None:
     """Bonuses of 1, 2 and 6 are standardised by their mean 3 and deviation, and scaled; their weight does not count."""
     bonuses, rewards = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0.0, 1.0, 0.0])
     agent = Agent(members=0, atoms=9, bonus="rnd", bonus_head=True, bonus_scale=0.1)
@@ -193,10 +193,10 @@ def test_rewards_and_bonuses_stay_apart_with_a_bonus_head() -> None:
     torch.testing.assert_close(added, (rewards + 0.5 * 0.1 * standardised)[None])
     optimistic = Agent(members=0, atoms=9, bonus="csd", optimistic=True, bonus_form="relative")
     plain = bonus_rewards(optimistic, DecayingMoments(), bonuses, torch.tensor(0.5), rewards)
-    torch.testing.assert_close(plain, (rewards + 0.5 * bonuses)[None])  # a share has a scale of its own
+    torch.testing.assert_close(plain, (rewards + 0.5 * bonuses)[None])  # relative values are not rescaled
 
 
-def test_the_papers_bonus_of_one_per_window_has_a_return_of_one() -> None:
+def test_a_constant_bonus_has_a_return_of_one() -> None:
     """U ← b + γⁿ U with b = 1 − γⁿ converges to 1, so U of standardised bonuses is of order 1."""
     scale, value = AGENTS["csd"].bonus_scale, 0.0
     for _ in range(3000):
@@ -205,7 +205,7 @@ def test_the_papers_bonus_of_one_per_window_has_a_return_of_one() -> None:
     assert value == pytest.approx(1, rel=1e-6)
 
 
-def test_every_second_context_of_vectors_has_noise_in_standard_deviations() -> None:
+def test_half_of_the_vector_contexts_have_noise() -> None:
     generator, std = Generator().manual_seed(0), torch.tensor([1.0, 10.0, 0.1])
     first = Standardise(torch.zeros(3), std)
     bonus = CSDNetworks((3,), generator, hidden=(8,), outputs=4, noise=4.0, standardise=first)
@@ -216,11 +216,14 @@ def test_every_second_context_of_vectors_has_noise_in_standard_deviations() -> N
     torch.testing.assert_close(moved[noisy].std(0), 4 * std, rtol=0.1, atol=0)
 
 
-def test_views_are_a_crop_and_a_perspective_of_the_picture() -> None:
-    """Pixel by pixel by SciPy, of a picture that is wider than high."""
+def test_augmented_frames_equal_a_crop_and_a_perspective_by_scipy() -> None:
+    """For each pixel of a frame that is wider than high."""
     x, u = torch.rand(6, 1, 10, 14, generator=Generator().manual_seed(0)), uniforms(6)
-    views = FrameAugmentation(apply=1, perspective=1)
-    found, back = augment_frames(x, u, views), _inverse_perspective(u[:, 5:14], views).double().numpy()
+    augmentation = FrameAugmentation(apply=1, perspective=1)
+    augmented, inverse = (
+        augment_frames(x, u, augmentation),
+        _inverse_perspective(u[:, 5:14], augmentation).double().numpy(),
+    )
     columns, rows = ((2 * np.arange(n) + 1) / n - 1 for n in (14, 10))
     for i, (area, aspect, left, top, flip) in enumerate(u[:, :5].double().numpy()):
         side, stretch = np.sqrt(0.75 + 0.25 * area), (4 / 3) ** (aspect - 0.5)
@@ -228,7 +231,7 @@ def test_views_are_a_crop_and_a_perspective_of_the_picture() -> None:
         seen_x = (-across if flip < 0.5 else across) * columns + (1 - across) * (2 * left - 1)
         seen_y = down * rows + (1 - down) * (2 * top - 1)
         points = np.stack([*np.meshgrid(seen_x, seen_y), np.ones((10, 14))])
-        a, b, depth = np.einsum("ij,jhw->ihw", back[i], points)
+        a, b, depth = np.einsum("ij,jhw->ihw", inverse[i], points)
         where = [((b / depth + 1) * 10 - 1) / 2, ((a / depth + 1) * 14 - 1) / 2]
         exact = ndimage.map_coordinates(x[i, 0].numpy(), where, order=1, mode="grid-constant")
-        np.testing.assert_allclose(found[i, 0].numpy(), exact, atol=1e-3)
+        np.testing.assert_allclose(augmented[i, 0].numpy(), exact, atol=1e-3)

@@ -1,4 +1,4 @@
-"""A whole update of every agent against a slow, obvious one: draws, targets, losses, priorities, new weights."""
+"""A whole update of every agent against a slow reference: samples, targets, losses, priorities, new weights."""
 
 import copy
 import gc
@@ -39,8 +39,8 @@ def learner_of(agent: Agent, learning: Learning = LEARNING, *, compiled: bool = 
     )  # fmt: skip
 
 
-def invented(rng: np.random.Generator, *, began: bool) -> Steps:
-    """Steps with rewards, and an end now and then."""
+def random_steps(rng: np.random.Generator, *, began: bool) -> Steps:
+    """Return random steps with rewards; about one in ten episodes ends."""
     e, no = ENVIRONMENTS, np.zeros(ENVIRONMENTS, bool)
     ends = no if began else rng.random(e) < 0.1
     frames, rewards = rng.integers(0, 256, (e, SIDE, SIDE), np.uint8), rng.normal(size=e).astype(np.float32)
@@ -48,38 +48,38 @@ def invented(rng: np.random.Generator, *, began: bool) -> Steps:
                  np.zeros((e, 2), np.float32))  # fmt: skip
 
 
-def practised(agent: Agent, learning: Learning = LEARNING) -> Learner:
-    """A learner that has seen something and learned once; its target is elsewhere, and nothing in it is zero."""
-    mind, rng = learner_of(agent, learning), np.random.default_rng(0)
+def trained_learner(agent: Agent, learning: Learning = LEARNING) -> Learner:
+    """Return a learner after 40 steps and one update, with random weights, target weights and priorities."""
+    learner, rng = learner_of(agent, learning), np.random.default_rng(0)
     over = np.ones(ENVIRONMENTS, bool)
     for step in range(40):
-        seen = invented(rng, began=step == 0)
+        seen = random_steps(rng, began=step == 0)
         began = over.copy()
         seen = seen._replace(
             began=began, rewards=np.where(began, 0, seen.rewards).astype(np.float32),
             terminated=seen.terminated & ~began, truncated=seen.truncated & ~began,
         )  # fmt: skip
         over = seen.terminated | seen.truncated
-        mind.observe(seen)
-    chance = Generator().manual_seed(1)
+        learner.observe(seen)
+    generator = Generator().manual_seed(1)
     with torch.no_grad():
-        for network in (mind.target, mind.online):
+        for network in (learner.target, learner.online):
             for parameter in network.parameters():
-                if parameter.requires_grad or network is mind.target:
-                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
-        ready = mind.replay.priority > 0
-        mind.replay.priority[ready] = torch.rand(int(ready.sum()), generator=chance) + 0.1
-    mind.learn()
-    return mind
+                if parameter.requires_grad or network is learner.target:
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        ready = learner.replay.priority > 0
+        learner.replay.priority[ready] = torch.rand(int(ready.sum()), generator=generator) + 0.1
+    learner.learn()
+    return learner
 
 
-def drawn_by_hand(mind: Learner, luck: Tensor) -> tuple[list[int], list[float]]:
-    """Slots and importance weights."""
-    priorities = mind.replay.priority.flatten().double().tolist()
+def reference_sample(learner: Learner, uniforms: Tensor) -> tuple[list[int], list[float]]:
+    """Return the sampled slots and their importance weights."""
+    priorities = learner.replay.priority.flatten().double().tolist()
     total, count = sum(priorities), sum(priority > 0 for priority in priorities)
-    beta = 0.4 + 0.6 * min(1.0, int(mind.frames) / 400)
+    beta = 0.4 + 0.6 * min(1.0, int(learner.frames) / 400)
     slots, weights = [], []
-    for i, u in enumerate(luck.tolist()):
+    for i, u in enumerate(uniforms.tolist()):
         left, slot = (i + u) / BATCH * total, 0
         while left >= priorities[slot]:
             left, slot = left - priorities[slot], slot + 1
@@ -88,8 +88,8 @@ def drawn_by_hand(mind: Learner, luck: Tensor) -> tuple[list[int], list[float]]:
     return slots, [weight / max(weights) for weight in weights]
 
 
-def projected_by_hand(chances: list[float], reward: float, discount: float, bound: float) -> list[float]:
-    """Bellemare et al. (2017), Algorithm 1."""
+def reference_projection(chances: list[float], reward: float, discount: float, bound: float) -> list[float]:
+    """Project by Algorithm 1 of Bellemare et al. (2017)."""
     atoms = len(chances)
     step, projected = 2 * bound / (atoms - 1), [0.0] * atoms
     for j, chance in enumerate(chances):
@@ -102,47 +102,49 @@ def projected_by_hand(chances: list[float], reward: float, discount: float, boun
     return projected
 
 
-def scaled_by_hand(mind: Learner, news: Tensor) -> Tensor:
-    """In running deviations above the running mean, these included."""
-    ones, first, second = mind.bonus_moments.state_dict()["sums"].tolist()
-    ones, first = 0.999 * ones + 0.001, 0.999 * first + 0.001 * float(news.double().mean())
-    second = 0.999 * second + 0.001 * float(news.double().square().mean())
+def reference_standardise(learner: Learner, bonuses: Tensor) -> Tensor:
+    """Standardise by the running mean and deviation, after adding these bonuses to them."""
+    ones, first, second = learner.bonus_moments.state_dict()["sums"].tolist()
+    ones, first = 0.999 * ones + 0.001, 0.999 * first + 0.001 * float(bonuses.double().mean())
+    second = 0.999 * second + 0.001 * float(bonuses.double().square().mean())
     mean = first / ones
-    return (news - mean) / math.sqrt(second / ones - mean**2)
+    return (bonuses - mean) / math.sqrt(second / ones - mean**2)
 
 
-class ByHand:
-    """An update: its loss with gradients for `parameters`, the new priorities by slot, and the bonus's gradients."""
+class ReferenceUpdate:
+    """The loss of an update with gradients for `parameters`, new priorities by slot, and gradients of the bonus."""
 
-    def __init__(self, mind: Learner, luck: Tensor) -> None:
-        self.agent, self.online, self.priorities = mind.agent, copy.deepcopy(mind.online), dict[int, float]()
+    def __init__(self, learner: Learner, uniforms: Tensor) -> None:
+        self.agent, self.online, self.priorities = learner.agent, copy.deepcopy(learner.online), dict[int, float]()
         self.parameters = [parameter for parameter in self.online.parameters() if parameter.requires_grad]
-        self.u_learns = int(mind.frames) >= mind.learning.bonus_learning_starts
-        self.bonus_weight = float(mind.agent.bonus_weight.at(int(mind.frames)))
-        slots, weights = drawn_by_hand(mind, luck[:, 0])
-        batch = mind.replay.fetch(torch.tensor(slots), torch.tensor(weights))
+        self.u_learns = int(learner.frames) >= learner.learning.bonus_learning_starts
+        self.bonus_weight = float(learner.agent.bonus_weight.at(int(learner.frames)))
+        slots, weights = reference_sample(learner, uniforms[:, 0])
+        batch = learner.replay.fetch(torch.tensor(slots), torch.tensor(weights))
         x, y = batch.states / 255, batch.next_states / 255
-        bonuses = torch.zeros(BATCH) if mind.bonus is None else scaled_by_hand(mind, mind.bonus.value(y))
+        bonuses = (
+            torch.zeros(BATCH) if learner.bonus is None else reference_standardise(learner, learner.bonus.value(y))
+        )
         self.online.trunk.power_iteration()
         self.outputs, self.loss = self.online(x), torch.zeros(())
         with torch.no_grad():
-            self.next_online, self.next_target = self.online(y), mind.target(y)
+            self.next_online, self.next_target = self.online(y), learner.target(y)
         self.per_weight = sum(weights) / BATCH
         for i, (slot, weight) in enumerate(zip(slots, weights, strict=True)):
             step = int(batch.actions[i]), float(batch.rewards[i]), float(batch.discounts[i])
             bonus = self.agent.bonus_scale * float(bonuses[i])
             losses, td_error = self.categorical(i, *step, bonus)
-            if self.agent.members:  # TD errors are the members', where there are any
+            if self.agent.members:  # with members, the TD error is theirs
                 loss, td_error = self.members(i, *step)
                 losses.append(loss)
             self.loss = self.loss + weight * self.combined(losses) / BATCH
             self.priorities[slot] = (td_error + 1e-6) ** 0.5
         self.bonus_parameters: list[Tensor] = []
         self.bonus_gradients: tuple[Tensor, ...] = ()
-        if mind.bonus is not None:
-            networks = copy.deepcopy(mind.bonus)
+        if learner.bonus is not None:
+            networks = copy.deepcopy(learner.bonus)
             self.bonus_parameters = [parameter for parameter in networks.parameters() if parameter.requires_grad]
-            loss = networks.value_and_loss(y, luck[:, 1:])[1]
+            loss = networks.value_and_loss(y, uniforms[:, 1:])[1]
             self.bonus_gradients = torch.autograd.grad(loss, self.bonus_parameters)
 
     def combined(self, losses: list[Any]) -> Any:
@@ -151,7 +153,7 @@ class ByHand:
         return sum(losses) / (len(losses) if self.agent.head_losses == "mean" else 1)
 
     def categorical(self, i: int, action: int, reward: float, discount: float, bonus: float) -> tuple[list[Any], float]:
-        """Q learns from rewards and its own greedy action; U from bonuses and the action that is best by both."""
+        """Return the losses of Q (rewards, its greedy action) and U (bonuses, the action that maximises Q + βU)."""
         agent, losses, td_error = self.agent, [], 0.0
         if not agent.atoms:
             return losses, td_error
@@ -165,11 +167,11 @@ class ByHand:
             rewards = [reward, bonus]
         for h in range(count):
             chances = self.next_target.logits[h, i, best[h]].softmax(-1).tolist()
-            aim = torch.tensor(projected_by_hand(chances, rewards[h], discount, float(atoms[h][-1])))
+            target = torch.tensor(reference_projection(chances, rewards[h], discount, float(atoms[h][-1])))
             logits = self.outputs.logits[h, i, action]
-            losses.append(-(aim * logits.log_softmax(-1)).sum())
+            losses.append(-(target * logits.log_softmax(-1)).sum())
             if h == 0:
-                td_error = abs(float((aim * atoms[0]).sum() - (logits.detach().softmax(-1) * atoms[0]).sum()))
+                td_error = abs(float((target * atoms[0]).sum() - (logits.detach().softmax(-1) * atoms[0]).sum()))
         return losses, td_error
 
     def members(self, i: int, action: int, reward: float, discount: float) -> tuple[Any, float]:
@@ -182,8 +184,8 @@ class ByHand:
         return loss, abs(sum(gaps)) / count
 
 
-def adam_by_hand(before: dict[str, Tensor], number: int, old: Tensor, gradient: Tensor, rate: float) -> Tensor:
-    """One more step of Adam from the moments that a learner has."""
+def reference_adam(before: dict[str, Tensor], number: int, old: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    """Return a parameter after one step of Adam from the moments in a checkpoint."""
     count = int(before[f"adam.{number}.step"]) + 1
     first = 0.9 * before[f"adam.{number}.exp_avg"] + 0.1 * gradient
     second = 0.999 * before[f"adam.{number}.exp_avg_sq"] + 0.001 * gradient**2
@@ -199,95 +201,99 @@ BEFORE_U = [(name, False) for name, agent in FORMS.items() if agent.bonus_head]
 
 
 @pytest.mark.parametrize(("name", "u_learns"), [*((name, True) for name in FORMS), *BEFORE_U])
-def test_an_update_is_what_it_is_by_hand(name: str, u_learns: bool) -> None:
+def test_an_update_equals_the_reference(name: str, u_learns: bool) -> None:
     agent = replace(FORMS[name], members=min(3, FORMS[name].members), atoms=min(11, FORMS[name].atoms))
     learning = LEARNING if u_learns else replace(LEARNING, bonus_learning_starts=10_000)
-    mind = practised(agent, learning)
-    before = {key: tensor.clone() for key, tensor in mind.tensors().items()}
-    mind.statistics.zero_()
+    learner = trained_learner(agent, learning)
+    before = {key: tensor.clone() for key, tensor in learner.tensors().items()}
+    learner.statistics.zero_()
     generator = Generator()
-    generator.set_state(mind.generator.get_state())
-    luck = torch.zeros_like(mind._uniforms).uniform_(generator=generator)
-    hand = ByHand(mind, luck)
-    gradients = torch.autograd.grad(hand.loss, hand.parameters)
+    generator.set_state(learner.generator.get_state())
+    uniforms = torch.zeros_like(learner._uniforms).uniform_(generator=generator)
+    reference = ReferenceUpdate(learner, uniforms)
+    gradients = torch.autograd.grad(reference.loss, reference.parameters)
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
     assert norm > 2 * LEARNING.max_grad_norm  # so that clipping matters
 
-    mind.learn()
+    learner.learn()
 
-    statistics = dict(zip(STATISTICS, mind.statistics.tolist(), strict=False))
-    assert statistics["loss"] == pytest.approx(hand.loss.item(), rel=1e-4)
+    statistics = dict(zip(STATISTICS, learner.statistics.tolist(), strict=False))
+    assert statistics["loss"] == pytest.approx(reference.loss.item(), rel=1e-4)
     assert statistics["grad_norm"] == pytest.approx(norm, rel=1e-3)
-    assert statistics["per_weight"] == pytest.approx(hand.per_weight, rel=1e-4)
-    flat = mind.replay.priority.flatten()
-    assert {slot: float(flat[slot]) for slot in hand.priorities} == pytest.approx(hand.priorities, rel=2e-3, abs=1e-5)
+    assert statistics["per_weight"] == pytest.approx(reference.per_weight, rel=1e-4)
+    flat = learner.replay.priority.flatten()
+    assert {slot: float(flat[slot]) for slot in reference.priorities} == pytest.approx(
+        reference.priorities, rel=2e-3, abs=1e-5
+    )
     clipped = [
         (old, gradient * LEARNING.max_grad_norm / norm, agent.lr)
-        for old, gradient in zip(hand.parameters, gradients, strict=True)
+        for old, gradient in zip(reference.parameters, gradients, strict=True)
     ]
-    bonus = [(old, g, agent.bonus_lr) for old, g in zip(hand.bonus_parameters, hand.bonus_gradients, strict=True)]
-    trained = [parameter for _, parameter in mind._trained()]
+    bonus = [
+        (old, g, agent.bonus_lr) for old, g in zip(reference.bonus_parameters, reference.bonus_gradients, strict=True)
+    ]
+    trained = [p for optimiser in learner.optimisers for p in optimiser.param_groups[0]["params"]]
     for number, ((old, gradient, rate), new) in enumerate(zip(clipped + bonus, trained, strict=True)):
-        aim = adam_by_hand(before, number, old.detach(), gradient, rate)
-        torch.testing.assert_close(new.detach(), aim, rtol=1e-4, atol=2e-6)
+        target = reference_adam(before, number, old.detach(), gradient, rate)
+        torch.testing.assert_close(new.detach(), target, rtol=1e-4, atol=2e-6)
     kept = {key for key in before if key.startswith(("target.", "online.prior."))}
-    assert all(torch.equal(mind.tensors()[key], before[key]) for key in kept)
+    assert all(torch.equal(learner.tensors()[key], before[key]) for key in kept)
 
 
-def test_the_target_becomes_the_values_with_their_priors() -> None:
-    mind = practised(replace(AGENTS["bdqn"], members=3))
-    names = dict(mind.target.named_parameters())
+def test_copy_target_copies_all_networks_and_priors() -> None:
+    learner = trained_learner(replace(AGENTS["bdqn"], members=3))
+    names = dict(learner.target.named_parameters())
     assert any(name.startswith("prior.") for name in names)
-    assert not any(torch.equal(names[name], own) for name, own in mind.online.named_parameters())
-    mind.copy_target()
-    assert all(torch.equal(names[name], own) for name, own in mind.online.named_parameters())
+    assert not any(torch.equal(names[name], online) for name, online in learner.online.named_parameters())
+    learner.copy_target()
+    assert all(torch.equal(names[name], online) for name, online in learner.online.named_parameters())
 
 
-def test_an_episode_keeps_its_member() -> None:
-    mind, rng = learner_of(AGENTS["bdqn"]), np.random.default_rng(0)
-    mind.observe(invented(rng, began=True))
+def test_a_member_is_kept_for_an_episode() -> None:
+    learner, rng = learner_of(AGENTS["bdqn"]), np.random.default_rng(0)
+    learner.observe(random_steps(rng, began=True))
     seen = set()
     for _ in range(60):
-        before, began = mind.member.clone(), rng.random(ENVIRONMENTS) < 0.2
-        mind.observe(invented(rng, began=False)._replace(began=began))
-        assert torch.equal(mind.member[~torch.from_numpy(began)], before[~torch.from_numpy(began)])
-        seen |= set(mind.member.tolist())
+        before, began = learner.member.clone(), rng.random(ENVIRONMENTS) < 0.2
+        learner.observe(random_steps(rng, began=False)._replace(began=began))
+        assert torch.equal(learner.member[~torch.from_numpy(began)], before[~torch.from_numpy(began)])
+        seen |= set(learner.member.tolist())
     assert seen == set(range(10))
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
-def test_actions_are_the_best_but_for_the_share_of_chance(epsilon: float) -> None:
+def test_actions_are_greedy_except_for_the_random_share(epsilon: float) -> None:
     learning = replace(LEARNING, epsilon=LinearSchedule(start=1.0, end=epsilon, frames=40))
-    mind, rng = learner_of(AGENTS["dqn"], learning), np.random.default_rng(0)
+    learner, rng = learner_of(AGENTS["dqn"], learning), np.random.default_rng(0)
     same = []
     for step in range(300):
-        mind.observe(invented(rng, began=step == 0))
-        values = mind.online(mind.replay.newest() / 255).values
+        learner.observe(random_steps(rng, began=step == 0))
+        values = learner.online(learner.replay.newest_stacks() / 255).values
         assert values is not None
-        same += (values.mean(0).argmax(1).numpy() == mind.answer()).tolist() if step >= 10 else []
+        same += (values.mean(0).argmax(1).numpy() == learner.answer()).tolist() if step >= 10 else []
     assert np.mean(same) == pytest.approx(1 - epsilon * 2 / 3, abs=0.06 if epsilon else 0)
 
 
-def test_targets_are_copied_when_it_is_time() -> None:
+def test_targets_are_copied_every_target_period() -> None:
     run = make_run("dqn", "chain-5", 900, 0)
     learning = replace(run.learning, learning_starts=100, target_period=120, batch_size=8)
-    worlds = LocalVectorEnv(lambda _: Chain(5), 4, 0)
-    mind = Learner(
-        run.agent, learning, environments=4, frame=worlds.frame, dtype=torch.float32, actions=worlds.actions, seed=0,
+    env = LocalVectorEnv(lambda _: Chain(5), 4, 0)
+    learner = Learner(
+        run.agent, learning, environments=4, frame=env.frame, dtype=torch.float32, actions=env.actions, seed=0,
         device=torch.device("cpu"),
     )  # fmt: skip
     copied, last = [], None
-    for moment in TrainingLoop(mind, worlds, 900):
-        now = [parameter.clone() for parameter in mind.target.parameters()]
+    for progress in TrainingLoop(learner, env, 900):
+        now = [parameter.clone() for parameter in learner.target.parameters()]
         if last is not None and not all(map(torch.equal, now, last)):
-            assert all(map(torch.equal, now, mind.online.parameters()))
-            copied.append(moment.frames - 4)  # asked for before the frames of this moment came
+            assert all(map(torch.equal, now, learner.online.parameters()))
+            copied.append(progress.frames - 4)  # the copy comes before the frames of this step
         last = now
-    worlds.close()
+    env.close()
     assert copied == [120 * k for k in range(1, 8)]
 
 
-def test_a_run_that_ended_leaves_no_memory_behind(tmp_path: Any) -> None:
+def test_a_finished_run_frees_its_memory(tmp_path: Any) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -301,7 +307,7 @@ def test_a_run_that_ended_leaves_no_memory_behind(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", ["csd", pytest.param("ids", marks=pytest.mark.slow)])
 def test_an_update_can_be_compiled(name: str) -> None:
-    """Without a GPU nothing else compiles the update. The type checker would break the trace, so it is left out."""
+    """No other test without a GPU compiles the update. jaxtyping is disabled: its checks would break the trace."""
     code = f"""
 import torch, test_learner as t
 compile = torch.compile
@@ -311,7 +317,7 @@ for compiled in (True, False):
     learner = t.learner_of(t.AGENTS[{name!r}], compiled=compiled)
     rng = t.np.random.default_rng(0)
     for step in range(12):
-        learner.observe(t.invented(rng, began=step == 0))
+        learner.observe(t.random_steps(rng, began=step == 0))
     learner.learn()
     reports.append(learner.report())
 assert reports[0] == t.pytest.approx(reports[1], rel=1e-5), reports

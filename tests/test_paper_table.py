@@ -89,10 +89,15 @@ def test_bonus_networks_have_the_sizes_of_the_paper(agent: str) -> None:
         assert networks.value(x).shape == (3,)
 
 
-def test_views_have_the_shares_of_the_paper() -> None:
+def test_augmentation_has_the_probabilities_of_the_paper() -> None:
     """A quarter of the contexts are augmented: perspective and flip with probability ½, crops of 75 to 100 %."""
-    views = FrameAugmentation()
-    assert (views.apply, views.perspective, views.flip, views.crop_area) == (0.25, 0.5, 0.5, (0.75, 1.0))
+    augmentation = FrameAugmentation()
+    assert (augmentation.apply, augmentation.perspective, augmentation.flip, augmentation.crop_area) == (
+        0.25,
+        0.5,
+        0.5,
+        (0.75, 1.0),
+    )
 
 
 def test_observations_have_the_preprocessing_of_the_paper() -> None:

@@ -1,4 +1,4 @@
-"""Bonuses in stable-baselines3 itself: what its algorithms are given, and that they learn from it."""
+"""Exploration bonuses in the algorithms of stable-baselines3."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from test_bonus import Counting, Steps
+from test_bonus import CountingEnv, FakeBonus
 
 from onefold.errors import InputError
 from onefold.rl.bonus import CSDBonus
@@ -20,7 +20,7 @@ from onefold.rl.sb3 import IntrinsicCallback, IntrinsicDictReplayBuffer, Intrins
 NETS = {"net_arch": [8]}
 
 
-class Dicts(gymnasium.ObservationWrapper[dict[str, Any], int, np.ndarray]):
+class DictObservations(gymnasium.ObservationWrapper[dict[str, Any], int, np.ndarray]):
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.observation_space = gymnasium.spaces.Dict({"at": env.observation_space})
@@ -29,28 +29,34 @@ class Dicts(gymnasium.ObservationWrapper[dict[str, Any], int, np.ndarray]):
         return {"at": observation}
 
 
-class After(BaseCallback):
-    """Keeps what a rollout was given, as PPO will train on it."""
+class RecordRollout(BaseCallback):
+    """Record the rollout that PPO trains on."""
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
         buffer = self.locals["rollout_buffer"]
-        self.kept = buffer.rewards.copy(), buffer.returns.copy(), buffer.advantages.copy(), buffer.values.copy()
+        self.values = buffer.rewards.copy(), buffer.returns.copy(), buffer.advantages.copy(), buffer.values.copy()
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
-def test_rollouts_are_rewarded_for_where_steps_led(algorithm: Any) -> None:
+def test_rollouts_have_the_bonus_of_the_next_observation(algorithm: Any) -> None:
     """Episodes show 10, 11, 12, 13 and end there: the last step's bonus is that of 13, not of the next episode's 10."""
-    bonus, after = Counting(), After()
-    how: dict[str, Any] = {"batch_size": 7} if algorithm is PPO else {}
+    bonus, recorder = FakeBonus(), RecordRollout()
+    kwargs: dict[str, Any] = {"batch_size": 7} if algorithm is PPO else {}
     model = algorithm(
-        "MlpPolicy", DummyVecEnv([Steps, Steps]), n_steps=7, seed=0, policy_kwargs=NETS, device="cpu", **how
+        "MlpPolicy",
+        DummyVecEnv([CountingEnv, CountingEnv]),
+        n_steps=7,
+        seed=0,
+        policy_kwargs=NETS,
+        device="cpu",
+        **kwargs,
     )
-    model.learn(14, callback=[IntrinsicCallback(bonus, beta=0.5), after])
-    rewards, returns, advantages, values = after.kept
-    np.testing.assert_array_equal(rewards[:, 0], [2 + 0.5 * news for news in (11, 12, 13, 11, 12, 13, 11)])
+    model.learn(14, callback=[IntrinsicCallback(bonus, beta=0.5), recorder])
+    rewards, returns, advantages, values = recorder.values
+    np.testing.assert_array_equal(rewards[:, 0], [2 + 0.5 * value for value in (11, 12, 13, 11, 12, 13, 11)])
     lam = model.gae_lambda
     last = rewards[5] - values[5]  # an episode's end: nothing follows
     np.testing.assert_allclose(advantages[5], last, rtol=1e-5)
@@ -60,17 +66,17 @@ def test_rollouts_are_rewarded_for_where_steps_led(algorithm: Any) -> None:
     assert [len(part) for part in bonus.learned] == [14]
 
 
-def test_a_callback_for_rollouts_refuses_an_algorithm_that_has_none() -> None:
-    model = DQN("MlpPolicy", Steps(), policy_kwargs=NETS, device="cpu", buffer_size=100)
+def test_the_callback_refuses_algorithms_without_rollouts() -> None:
+    model = DQN("MlpPolicy", CountingEnv(), policy_kwargs=NETS, device="cpu", buffer_size=100)
     with pytest.raises(InputError, match="IntrinsicReplayBuffer"):
-        model.learn(10, callback=IntrinsicCallback(Counting()))
+        model.learn(10, callback=IntrinsicCallback(FakeBonus()))
 
 
 @pytest.mark.parametrize("dicts", [False, True])
-def test_what_is_sampled_has_the_bonus_of_now(dicts: bool) -> None:
-    """The same transition is worth what it is worth when it is sampled."""
+def test_samples_have_the_current_bonus(dicts: bool) -> None:
+    """The bonus of a transition changes between two samples."""
 
-    class Fading(Counting):
+    class Fading(FakeBonus):
         def __call__(self, observations: Any) -> torch.Tensor:
             return super().__call__(observations["at"] if dicts else observations) / (1 + len(self.learned))
 
@@ -78,7 +84,7 @@ def test_what_is_sampled_has_the_bonus_of_now(dicts: bool) -> None:
             return super().update(observations["at"] if dicts else observations)
 
     bonus, kind = Fading(), IntrinsicDictReplayBuffer if dicts else IntrinsicReplayBuffer
-    make = (lambda: Dicts(Steps())) if dicts else Steps
+    make = (lambda: DictObservations(CountingEnv())) if dicts else CountingEnv
     policy = "MultiInputPolicy" if dicts else "MlpPolicy"
     model = DQN(
         policy, make(), buffer_size=50, learning_starts=100, seed=0, device="cpu", policy_kwargs=NETS,
@@ -86,17 +92,17 @@ def test_what_is_sampled_has_the_bonus_of_now(dicts: bool) -> None:
     )  # fmt: skip
     model.learn(40)
     for round_ in (1, 2):
-        found: Any = model.replay_buffer.sample(16)  # pyright: ignore[reportOptionalMemberAccess]
-        at = found.next_observations["at"] if dicts else found.next_observations
-        torch.testing.assert_close(found.rewards, 2 + 0.5 * at / round_)
+        samples: Any = model.replay_buffer.sample(16)  # pyright: ignore[reportOptionalMemberAccess]
+        at = samples.next_observations["at"] if dicts else samples.next_observations
+        torch.testing.assert_close(samples.rewards, 2 + 0.5 * at / round_)
 
 
-def filled(kind: Any, times: int, **how: Any) -> Any:
-    """A buffer of 12 times for two environments, after so many: an observation is its time and its environment."""
+def filled(kind: Any, times: int, **kwargs: Any) -> Any:
+    """Return a buffer of 12 time steps for two environments; an observation is its time and its environment."""
     rng = np.random.default_rng(0)
     box: Any = gymnasium.spaces.Box(-1e4, 1e4, (2,), np.float32)
     space = gymnasium.spaces.Dict({"at": box}) if kind is IntrinsicDictReplayBuffer else box
-    buffer = kind(24, space, gymnasium.spaces.Discrete(3), "cpu", 2, **how)
+    buffer = kind(24, space, gymnasium.spaces.Discrete(3), "cpu", 2, **kwargs)
     for time in range(times):
         before, after = (np.array([[t, 0], [t, 1]], np.float32) for t in (time, time + 0.5))
         done = rng.random(2) < 0.3
@@ -110,8 +116,8 @@ def at(observations: Any) -> torch.Tensor:
     return observations["at"] if isinstance(observations, dict) else observations
 
 
-class Squares(Counting):
-    """Each observation is worth its time's square, and half as much after every update."""
+class Squares(FakeBonus):
+    """A bonus of the squared time, which halves with every update."""
 
     def __call__(self, observations: Any) -> torch.Tensor:
         return at(observations)[:, 0] ** 2 * 0.5 ** len(self.learned)
@@ -123,14 +129,14 @@ class Squares(Counting):
 @pytest.mark.parametrize("times", [5, 12, 31])
 @pytest.mark.parametrize("normalised", [False, True])
 def test_windows_are_those_of_stable_baselines(times: int, normalised: bool) -> None:
-    """Without a bonus: ends and cuts within the window, the newest step, and a buffer that was written over."""
-    env = VecNormalize(DummyVecEnv([Steps])) if normalised else None
+    """Without a bonus: ends and truncations within the window, the newest step, and a full buffer."""
+    env = VecNormalize(DummyVecEnv([CountingEnv])) if normalised else None
     if env is not None:
         rms: Any = env.obs_rms
         rms.mean, rms.var, env.ret_rms.var = np.array([3.0, 1.0]), np.array([4.0, 9.0]), np.array(2.0)
-    how: dict[str, Any] = {"n_steps": 4, "gamma": 0.9}
-    theirs = filled(NStepReplayBuffer, times, **how)
-    ours = filled(IntrinsicReplayBuffer, times, bonus=Squares(), beta=0.0, **how)
+    kwargs: dict[str, Any] = {"n_steps": 4, "gamma": 0.9}
+    theirs = filled(NStepReplayBuffer, times, **kwargs)
+    ours = filled(IntrinsicReplayBuffer, times, bonus=Squares(), beta=0.0, **kwargs)
     samples = []
     for buffer in (theirs, ours):
         np.random.seed(3)  # noqa: NPY002
@@ -141,8 +147,8 @@ def test_windows_are_those_of_stable_baselines(times: int, normalised: bool) -> 
 
 @pytest.mark.parametrize("times", [5, 12, 31])
 @pytest.mark.parametrize("kind", [IntrinsicReplayBuffer, IntrinsicDictReplayBuffer])
-def test_every_step_of_a_window_has_the_bonus_of_where_it_led(kind: Any, times: int) -> None:
-    """Step by step, from what lies in the buffer; the bonus is that of the time of sampling."""
+def test_every_step_of_a_window_has_the_bonus_of_its_next_observation(kind: Any, times: int) -> None:
+    """Step by step from the content of the buffer, with the bonus at the time of sampling."""
     n, gamma, beta, bonus = 4, 0.9, 0.3, Squares()
     buffer = filled(kind, times, bonus=bonus, beta=beta, n_steps=n, gamma=gamma)
     starts, lengths = [], set()
@@ -169,38 +175,40 @@ def test_every_step_of_a_window_has_the_bonus_of_where_it_led(kind: Any, times: 
 
 
 def test_dqn_learns_from_returns_of_several_steps() -> None:
-    """With the arguments that stable-baselines3 advises. Episodes are 10, 11, 12, 13, each step worth 2."""
-    bonus, gamma = Counting(), 0.5
+    """With the arguments that stable-baselines3 recommends. Episodes are 10, 11, 12, 13; each reward is 2."""
+    bonus, gamma = FakeBonus(), 0.5
     model = DQN(
-        "MlpPolicy", Steps(), buffer_size=60, learning_starts=100, seed=0, device="cpu", policy_kwargs=NETS,
+        "MlpPolicy", CountingEnv(), buffer_size=60, learning_starts=100, seed=0, device="cpu", policy_kwargs=NETS,
         replay_buffer_class=IntrinsicReplayBuffer, gamma=gamma, train_freq=1,
         replay_buffer_kwargs={"bonus": bonus, "beta": 0.5, "n_steps": 3, "gamma": gamma},
     )  # fmt: skip
     model.learn(30)
     samples: Any = model.replay_buffer.sample(64)  # pyright: ignore[reportOptionalMemberAccess]
-    worth = {13: 0.0}
-    for place in (12, 11, 10):
-        worth[place] = 2 + 0.5 * (place + 1) + gamma * worth[place + 1]
-    assert samples.rewards[:, 0].tolist() == [worth[int(place)] for place in samples.observations[:, 0]]
+    expected = {13: 0.0}
+    for position in (12, 11, 10):
+        expected[position] = 2 + 0.5 * (position + 1) + gamma * expected[position + 1]
+    assert samples.rewards[:, 0].tolist() == [expected[int(position)] for position in samples.observations[:, 0]]
     assert bool((samples.dones == 1).all())
-    assert samples.discounts[:, 0].tolist() == [gamma ** (13 - int(place)) for place in samples.observations[:, 0]]
+    assert samples.discounts[:, 0].tolist() == [
+        gamma ** (13 - int(position)) for position in samples.observations[:, 0]
+    ]
     model.train(gradient_steps=2, batch_size=16)
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("kwargs", "message"),
     [
         ({"n_steps": 0}, "n_steps: must be an integer of at least 1, not 0"), ({"gamma": 1.5}, "gamma: must be"),
         ({"n_steps": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}, "optimize_memory_usage"),
         ({"bonus": CSDBonus}, r"^bonus: CSDBonus is a class\. Pass an object: CSDBonus\(\)\.$"),
     ],
 )  # fmt: skip
-def test_buffers_refuse_what_cannot_be(how: dict[str, Any], message: str) -> None:
+def test_buffers_refuse_settings_out_of_range(kwargs: dict[str, Any], message: str) -> None:
     box = gymnasium.spaces.Box(0, 1, (2,), np.float32)
     with pytest.raises(InputError, match=message):
-        IntrinsicReplayBuffer(24, box, gymnasium.spaces.Discrete(3), **{"bonus": Counting(), **how})
+        IntrinsicReplayBuffer(24, box, gymnasium.spaces.Discrete(3), **{"bonus": FakeBonus(), **kwargs})
     small = IntrinsicReplayBuffer(
-        24, box, gymnasium.spaces.Discrete(3), bonus=Counting(), optimize_memory_usage=True,
+        24, box, gymnasium.spaces.Discrete(3), bonus=FakeBonus(), optimize_memory_usage=True,
         handle_timeout_termination=False,
     )  # fmt: skip
     assert small.n_steps == 1
@@ -208,7 +216,7 @@ def test_buffers_refuse_what_cannot_be(how: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize("algorithm", [DQN, SAC])
 def test_off_policy_algorithms_learn_save_and_load(algorithm: Any, tmp_path: Path) -> None:
-    env = Steps() if algorithm is DQN else gymnasium.make("Pendulum-v1")
+    env = CountingEnv() if algorithm is DQN else gymnasium.make("Pendulum-v1")
     bonus = CSDBonus(hidden=(16,), outputs=8, device="cpu")
     model = algorithm(
         "MlpPolicy", env, buffer_size=200, learning_starts=20, seed=0, device="cpu", policy_kwargs=NETS, batch_size=16,

@@ -20,14 +20,14 @@ from onefold.rl.td import (
     QOutputs,
     action_values,
     atom_values,
-    expected,
+    categorical_mean,
+    categorical_variance,
     initial_logits,
     project,
     q_and_u,
     regret_information_ratio,
     select,
     td_loss,
-    variance,
 )
 
 SMALL = Learning(channels=(4, 4), hidden=8)
@@ -92,15 +92,15 @@ def test_projections_equal_the_published_algorithm(seed: int, reward: float, dis
 def test_means_and_variances_by_hand() -> None:
     first, second = [0.1, 0.2, 0.3, 0.2, 0.2], [0.0001, 0.0001, 0.9996, 0.0001, 0.0001]
     logits = torch.tensor([[first, second], [first, second]]).log()
-    means = expected(logits, (1.0, 4.0))
+    means = categorical_mean(logits, (1.0, 4.0))
     torch.testing.assert_close(means, torch.tensor([[0.1, 0.0], [0.4, 0.0]]), atol=1e-5, rtol=0)
-    assert float(variance(logits[0], 1.0)[0]) == pytest.approx(0.1 + 0.2 / 4 + 0.2 / 4 + 0.2 - 0.01)
-    assert float(variance(logits[0], 4.0)[0]) == pytest.approx(16 * (0.1 + 0.2 / 4 + 0.2 / 4 + 0.2 - 0.01))
+    assert float(categorical_variance(logits[0], 1.0)[0]) == pytest.approx(0.1 + 0.2 / 4 + 0.2 / 4 + 0.2 - 0.01)
+    assert float(categorical_variance(logits[0], 4.0)[0]) == pytest.approx(16 * (0.1 + 0.2 / 4 + 0.2 / 4 + 0.2 - 0.01))
 
 
 def test_means_of_a_batch_of_actions_keep_their_places() -> None:
     logits = torch.randn(2, 5, 3, 7, generator=generator(0))
-    means = expected(logits, (1.0, 3.0))
+    means = categorical_mean(logits, (1.0, 3.0))
     assert means.shape == (2, 5, 3)
     for head, bound in enumerate((1.0, 3.0)):
         exact = (logits[head].softmax(-1) * torch.linspace(-bound, bound, 7)).sum(-1)
@@ -275,7 +275,7 @@ def test_residual_convolutions_are_normalised_like_those_of_torch() -> None:
     trunk = Trunk((2, 12, 10), (4, 6), generator(0))
     for _ in range(200):
         trunk.power_iteration()
-    for unit, normal in zip(trunk.units, trunk.normalised(), strict=True):
+    for unit, normal in zip(trunk.units, trunk.normalised_weights(), strict=True):
         for k in range(4):
             exact = unit[k] / torch.linalg.matrix_norm(unit[k].flatten(1), 2)
             torch.testing.assert_close(normal[k], exact, rtol=1e-3, atol=1e-4)
@@ -364,7 +364,7 @@ def test_the_papers_agents_have_the_parts_that_they_need(name: str) -> None:
         torch.testing.assert_close(q, outputs.values.mean(0))
     else:
         assert outputs.logits is not None
-        torch.testing.assert_close(q, expected(outputs.logits, agent.bounds)[0])
+        torch.testing.assert_close(q, categorical_mean(outputs.logits, agent.bounds)[0])
     assert (u is not None) == (name == "csd")
     assert (network.prior is not None) == (name in ("bdqn", "ids"))
     duels = [heads.value is not None for heads in (network.members, network.categorical) if heads is not None]

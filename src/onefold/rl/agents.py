@@ -15,7 +15,16 @@ HeadLosses: TypeAlias = Literal["mean", "sum"]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSchedule:
-    """A number that moves from `start` to `end` within `frames` frames and stays there."""
+    """A number that changes linearly over a run, such as a learning weight.
+
+    Args:
+        start: Value at frame 0.
+        end: Value from frame `frames` on.
+        frames: Frames between the two.
+
+    Raises:
+        InputError: A value is not finite, or `frames` is negative.
+    """
 
     start: float
     end: float
@@ -29,7 +38,14 @@ class LinearSchedule:
             )
 
     def at(self, frames: Any) -> Any:
-        """Return the value after this number of frames, which may be a tensor."""
+        """Return the value after a number of frames.
+
+        Args:
+            frames: Frames of all environments so far, a number or a tensor.
+
+        Returns:
+            The value, of the same type.
+        """
         share = frames / max(1.0, self.frames)
         share = min(1.0, share) if isinstance(share, int | float) else share.clamp(max=1.0)
         return self.start + (self.end - self.start) * share
@@ -37,23 +53,33 @@ class LinearSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """What makes an agent: its return heads, its policy and its exploration bonus.
+    """Return heads, policy, exploration bonus and learning rates of an agent.
 
-    Heads. `members` Q-functions learn by the Huber loss, with random priors of scale `prior_scale`. A categorical head
-    (C51) of `atoms` atoms learns the distribution of returns on ±`q_bound`. Either may be absent. With `bonus_head`, a
-    second categorical head on ±`u_bound` learns U, the return of the bonuses alone, and `bonus_weight` counts only when
-    actions are selected, by Q + bonus_weight · U. Without it, the weighted bonus is added to the reward.
+    Args:
+        members: Number of Q-functions, trained by the Huber loss. 0 for none.
+        atoms: Atoms of a categorical head (C51), which learns the distribution of returns on ±`q_bound`. 0 for none.
+        dueling: Whether heads add a state value to centred advantages.
+        prior_scale: Scale of the frozen random priors that are added to the members.
+        policy: "greedy" maximises the mean value; "thompson" follows one member per episode; "ids" is
+            information-directed sampling (Nikolov et al., 2019).
+        bonus: Exploration bonus: "none", "rnd" or "csd".
+        bonus_form: Form of CSD's bonus: "variance", ‖φ₀‖²(1 − φ̄ᵀψ̄) (Eq. 27); "centred", where the mean of φ₀ is
+            subtracted and the variance is divided by ‖φ₀‖² plus its mean; or "relative", 1 − φ̄ᵀψ̄.
+        bonus_head: Whether a second categorical head on ±`u_bound` learns U, the return of the bonuses alone. Actions
+            then maximise Q + `bonus_weight` · U. Without it, the weighted bonus is added to the reward.
+        optimistic: Whether CSD's bonus is a function of state and action, for vector observations. It is then added
+            when actions are selected, here and in the next state (Rashid et al., 2020).
+        bonus_scale: Factor of the standardised bonus.
+        bonus_weight: Weight of the bonus or of U; the confidence scale of "ids".
+        bonus_reset_every: Frames after which the bonus networks get new weights; 0 never resets.
+        head_losses: Whether the losses of two heads are averaged ("mean") or added ("sum").
+        q_bound: Bound of the support of Q's distribution.
+        u_bound: Bound of the support of U's distribution.
+        lr: Learning rate of the value networks.
+        bonus_lr: Learning rate of the bonus networks.
 
-    Policy. "greedy" maximises the mean value; "thompson" follows one member per episode; "ids" is information-directed
-    sampling (Nikolov et al., 2019), for which `bonus_weight` is the confidence scale.
-
-    Bonus. "csd" has three forms: "variance", ‖φ₀‖²(1 − φ̄ᵀψ̄) (Eq. 27); "centred", where the mean of φ₀ is subtracted
-    and the variance is divided by ‖φ₀‖² plus its mean; "relative", 1 − φ̄ᵀψ̄. The bonus is standardised by its running
-    mean and deviation and multiplied by `bonus_scale`. `bonus_reset_every` frames, the bonus networks start anew; 0
-    means never.
-
-    With `optimistic`, for vector observations, CSD's bonus is a function of state and action. It is then added when
-    actions are selected, here and in the next state (Rashid et al., 2020).
+    Raises:
+        InputError: A value is out of range, or the settings do not go together.
     """
 
     members: int = 1
@@ -69,7 +95,6 @@ class Agent:
     bonus_weight: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=0.1, end=0.01, frames=3.3e6))
     bonus_reset_every: int = 0
     head_losses: HeadLosses = "mean"
-    """How the losses of two heads are combined."""
     q_bound: float = 10.0
     u_bound: float = 10.0
     lr: float = 2.5e-4
@@ -135,7 +160,15 @@ AGENTS: dict[str, Agent] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """Size and sampling of the replay memory (paper, Table "hpsettingsvizdoom"; α from Schmidt & Schmied, 2021)."""
+    """Size and sampling of the replay memory (paper, Table "hpsettingsvizdoom"; α from Schmidt & Schmied, 2021).
+
+    Args:
+        capacity: Number of time steps over all environments.
+        stack: Frames of an observation.
+        n_step: Steps of a return.
+        discount: γ, per step.
+        alpha: Exponent of the priorities; 0 samples uniformly.
+    """
 
     capacity: int = 1_000_000
     stack: int = 6
@@ -146,34 +179,49 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         if not 1 <= self.stack <= 64 or not 1 <= self.n_step <= 1000:
             raise InputError(
-                f"stacks have 1 to 64 frames and returns 1 to 1,000 steps, not {self.stack}, {self.n_step}"
+                f"learning.replay: stack must be 1 to 64 and n_step 1 to 1,000 (got {self.stack} and {self.n_step})"
             )
         if not 0 < self.discount <= 1 or not 0 <= self.alpha <= 1:
-            raise InputError(f"discount and alpha are between 0 and 1, not {self.discount} and {self.alpha}")
+            raise InputError(
+                f"learning.replay: discount and alpha must be between 0 and 1 (got {self.discount} and {self.alpha})"
+            )
 
     def shape(self, frame: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a stack of such frames, as networks see it."""
+        """Return the shape of a stack of frames, which is the input of the networks."""
         if len(frame) not in (1, 2):
-            raise InputError(f"a world is seen as vectors or as grey images, not in frames of shape {frame}")
+            raise InputError(f"observations: shape {frame} is not supported. Use vectors or grey images.")
         return (self.stack * frame[0],) if len(frame) == 1 else (self.stack, *frame)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
     """Learning settings of all agents: the paper's Table "hpsettingsvizdoom" and, where it is silent, Schmidt &
-    Schmied (2021)."""
+    Schmied (2021).
+
+    Args:
+        replay: Size and sampling of the replay memory.
+        batch_size: Transitions of a minibatch.
+        learning_starts: Frames before the first update.
+        bonus_learning_starts: Frames before the first update of U.
+        target_period: Frames between two copies of the networks to the target networks.
+        epsilon: Share of random actions.
+        per_beta: Exponent of the importance weights of prioritised replay.
+        max_grad_norm: Norm at which gradients are clipped.
+        adam_eps: ε of Adam.
+        channels: Channels of the convolution stages; used for images only.
+        hidden: Width of the hidden layers.
+
+    Raises:
+        InputError: A value is out of range.
+    """
 
     replay: ReplaySettings = field(default_factory=lambda: ReplaySettings(n_step=N_STEP, discount=DISCOUNT))
     batch_size: int = 256
     learning_starts: int = 100_000
-    """Frames before the first update."""
     bonus_learning_starts: int = 200_000
-    """Frames before the first update of U."""
     target_period: int = 8000
-    """Frames between two copies of the networks to the target networks."""
     epsilon: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=1.0, end=0.01, frames=500_000))
     per_beta: LinearSchedule = field(default_factory=lambda: LinearSchedule(start=0.45, end=1.0, frames=5e6))
-    """Exponent of the importance weights of prioritised replay."""
     max_grad_norm: float = 10.0
     adam_eps: float = 0.005 / 256
     channels: tuple[int, ...] = (32, 32, 64)

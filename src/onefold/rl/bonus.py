@@ -22,6 +22,7 @@ from onefold.core import storage
 from onefold.core.arguments import MAX_SIZE, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.moments import DecayingMoments
+from onefold.core.optimisers import adam_to_tensors, restore_adam
 from onefold.core.rng import generators
 from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, InputError, TrainingError
@@ -330,27 +331,15 @@ class GradientBonus(Bonus, abc.ABC):
         return values[: len(x)], loss.detach()
 
     def prepare_training(self) -> None:
-        self._trainable = [p for p in self.networks.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.Adam(self._trainable, lr=self.lr)
+        trainable = [p for p in self.networks.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.Adam(trainable, lr=self.lr)
 
     def learning_state(self) -> dict[str, Tensor]:
-        tensors = {"trained_on": torch.tensor(self._trained_on)}
-        for i, parameter in enumerate(self._trainable):
-            tensors |= with_prefix(f"adam.{i}", self._optimiser.state[parameter])
-        return tensors
+        return {"trained_on": torch.tensor(self._trained_on), **with_prefix("adam", adam_to_tensors(self._optimiser))}
 
     def load_learning_state(self, tensors: dict[str, Tensor]) -> None:
         self._trained_on = int(tensors["trained_on"])
-        moments = ("exp_avg", "exp_avg_sq")
-        for i, parameter in enumerate(self._trainable):
-            state = under_prefix(f"adam.{i}", tensors)
-            if not state:
-                continue
-            if set(state) != {"step", *moments} or any(state[name].shape != parameter.shape for name in moments):
-                raise FileError(f"bonus: the optimiser's state does not fit parameter {i}.")
-            self._optimiser.state[parameter] = {
-                name: tensor.to(self.device) if name in moments else tensor for name, tensor in state.items()
-            }
+        restore_adam(under_prefix("adam", tensors), self._optimiser)
 
 
 @final

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from onefold.core.moments import DecayingMoments
+from onefold.core.optimisers import adam_to_tensors, restore_adam
 from onefold.core.rng import generators
 from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, TrainingError
@@ -181,8 +182,8 @@ class Learner:
 
     def check(self) -> None:
         """Raise a TrainingError if a statistic or a weight is not finite."""
-        tensors = (self.statistics, *(parameter for _, parameter in self._trained()))
-        if not all(tensor.isfinite().all() for tensor in tensors):
+        trained = [p for o in self.optimisers for group in o.param_groups for p in group["params"]]
+        if not all(tensor.isfinite().all() for tensor in (self.statistics, *trained)):
             raise TrainingError(
                 "loss is NaN or infinite. The last checkpoint is intact; train in another folder with a smaller "
                 "agent.lr or agent.bonus_lr, and check that the environment's observations and rewards are finite"
@@ -206,9 +207,7 @@ class Learner:
         tensors |= {"updates": torch.tensor(self.updates), "statistics": self.statistics}
         for prefix, module in self._modules().items():
             tensors |= with_prefix(prefix, module.state_dict())
-        for i, (optimiser, parameter) in enumerate(self._trained()):
-            tensors |= with_prefix(f"adam.{i}", optimiser.state[parameter])
-        return tensors
+        return tensors | with_prefix("adam", adam_to_tensors(*self.optimisers))
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `tensors()` of a learner with the same settings, on the same kind of device."""
@@ -222,9 +221,7 @@ class Learner:
         self.generator.set_state(tensors["generator"].cpu())
         self.updates = int(tensors["updates"])
         self._host_actions.copy_(self.replay.actions[int(self.replay.head) % self.replay.length])
-        for i, (optimiser, parameter) in enumerate(self._trained()):
-            state = under_prefix(f"adam.{i}", tensors)
-            optimiser.state[parameter] = {key: _place_like(value, parameter) for key, value in state.items()}
+        restore_adam(under_prefix("adam", tensors), *self.optimisers)
 
     def _standardise_bonus_inputs(self) -> None:
         """Fix the standardisation of the bonus's inputs, and the origin of centred features, by the replay so far."""
@@ -233,16 +230,12 @@ class Learner:
         fit_standardise(self.bonus.standardise, inputs)
         if isinstance(self.bonus, CSDNetworks) and self.agent.bonus_form == "centred":
             evenly = torch.full((CENTRE_STACKS,), 0.5, device=self.device)
-            self.bonus.set_centre(_as_float(self.replay.fetch(*self.replay.pick(evenly, 0.0)).states))
+            self.bonus.set_centre(_as_float(self.replay.fetch(*self.replay.sample(evenly, 0.0)).states))
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         """Return the modules whose state a checkpoint contains, by prefix."""
         modules: dict[str, Any] = {"online": self.online, "target": self.target, "bonus_moments": self.bonus_moments}
         return modules if self.bonus is None else {**modules, "bonus": self.bonus}
-
-    def _trained(self) -> list[tuple[torch.optim.Adam, Tensor]]:
-        """Return every trained parameter with its optimiser."""
-        return [(optimiser, p) for optimiser in self.optimisers for p in optimiser.param_groups[0]["params"]]
 
     def _add_to_replay(self) -> None:
         self.replay.add(self._steps.frames, self._steps.rewards, *self._steps.flags)
@@ -252,7 +245,7 @@ class Learner:
         began, members = self._steps.flags[2], max(1, self.agent.members)
         new_member = (self._action_uniforms[:, 0] * members).long()
         self.member.copy_(torch.where(began, new_member, self.member))
-        stacks = self.replay.newest()
+        stacks = self.replay.newest_stacks()
         with self._autocast():
             outputs = self._q_outputs(self._actor, stacks)
         values = action_values(self.agent, outputs, self.member, self.agent.bonus_weight.at(self.frames))
@@ -261,12 +254,12 @@ class Learner:
         random_actions = (self._action_uniforms[:, 1] * self.actions).long()
         explore = self._action_uniforms[:, 2] < self.learning.epsilon.at(self.frames)
         self._device_actions.copy_(torch.where(explore, random_actions, values.argmax(1)))
-        self.replay.act(self._device_actions)
+        self.replay.set_actions(self._device_actions)
 
     def _update(self) -> None:
         per_beta = self.learning.per_beta.at(self.frames)
-        pick = functools.partial(self.replay.pick, self._uniforms[:, 0], per_beta)
-        (slots, weights), _ = side_by_side([pick, self._power_iteration], self.device)
+        sample = functools.partial(self.replay.sample, self._uniforms[:, 0], per_beta)
+        (slots, weights), _ = side_by_side([sample, self._power_iteration], self.device)
         batch = self._fetch(slots, weights)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
@@ -286,7 +279,7 @@ class Learner:
             (loss + bonus_loss).backward()
 
         def tally() -> list[Tensor]:
-            self.replay.reprioritise(batch.slots, td.td_error)
+            self.replay.update_priorities(batch.slots, td.td_error)
             q, u = self._greedy_values(online, bonus_weight)
             u_clipped = td.clipped[1] if self.agent.bonus_head else torch.zeros_like(loss)
             return [
@@ -359,10 +352,3 @@ def _as_float(x: Tensor) -> Tensor:
 def _state_actions(x: Float[Tensor, "n d"], actions: int) -> Float[Tensor, "n actions pair"]:
     """Return every state with every action: the state in the columns of the action, zeros in the others."""
     return torch.einsum("nd,ab->nabd", _as_float(x), torch.eye(actions, device=x.device)).flatten(2)
-
-
-def _place_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return an entry of Adam's state as Adam needs it: moments in the parameter's memory layout, on its device."""
-    if value.shape == parameter.shape and value.ndim > 0:
-        return torch.empty_like(parameter).copy_(value)
-    return value.to(parameter.device)

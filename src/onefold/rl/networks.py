@@ -16,8 +16,8 @@ class Trunk(nn.Module):
     """IMPALA's stages (Espeholt et al., 2018) on frames of bytes: [N, C, H, W] to features [N, width].
 
     The convolutions of the residual units are divided by their largest singular value (Miyato et al., 2018; Gogianu et
-    al., 2021), as the paper's base does (Schmidt & Schmied, 2021). A stage's four of them are one tensor, so that one
-    power iteration serves all four. `power_iteration` makes it; a pass through the network changes nothing.
+    al., 2021), as in the paper's base (Schmidt & Schmied, 2021). The four of a stage are one tensor, so that one power
+    iteration serves all four. Only `power_iteration` updates the singular vectors; a forward pass does not.
     """
 
     def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
@@ -45,14 +45,14 @@ class Trunk(nn.Module):
 
     @torch.no_grad()
     def power_iteration(self) -> None:
-        """One power iteration for the singular vectors of every residual convolution."""
+        """Update the singular vectors of every residual convolution by one power iteration."""
         for unit, left, right in zip(self.units, self.left, self.right, strict=True):
             matrix = unit.flatten(2)
             right.copy_(F.normalize(torch.einsum("kij,ki->kj", matrix, left), dim=1))
             left.copy_(F.normalize(torch.einsum("kij,kj->ki", matrix, right), dim=1))
 
-    def normalised(self) -> list[Float[Tensor, "4 c c 3 3"]]:
-        """The residual convolutions' weights over their largest singular values."""
+    def normalised_weights(self) -> list[Float[Tensor, "4 c c 3 3"]]:
+        """Return the weights of the residual convolutions divided by their largest singular values."""
         weights = []
         for unit, left, right in zip(self.units, self.left, self.right, strict=True):
             largest = torch.einsum("ki,kij,kj->k", left, unit.flatten(2), right)
@@ -63,7 +63,7 @@ class Trunk(nn.Module):
         if self.fused:
             return self._fused(x)
         x = x.to(memory_format=torch.channels_last)
-        for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
+        for entry, weights, biases in zip(self.entries, self.normalised_weights(), self.biases, strict=True):
             x = F.max_pool2d(entry(x), 3, stride=2, padding=1)
             for first, second in ((0, 1), (2, 3)):
                 inner = F.conv2d(F.relu(x), weights[first], biases[first], padding=1)
@@ -74,13 +74,13 @@ class Trunk(nn.Module):
         """Return the same by the registered kernels, in bfloat16, one stage at a time."""
         assert nets.fused_stages is not None
         z = nets.fused_stages.stack_images([x])
-        for entry, weights, biases in zip(self.entries, self.normalised(), self.biases, strict=True):
+        for entry, weights, biases in zip(self.entries, self.normalised_weights(), self.biases, strict=True):
             z = nets.fused_stages.stage(z, entry.weight[None], entry.bias[None], weights[None], biases[None])  # pyright: ignore[reportIndexIssue]
         return F.relu(z[0]).permute(0, 3, 1, 2).flatten(1).to(x.dtype)
 
 
 class Dense(nn.Module):
-    """A hidden layer for vectors."""
+    """One hidden layer, the trunk for vectors."""
 
     def __init__(self, inputs: int, width: int, generator: Generator) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Dense(nn.Module):
         nn.init.zeros_(self.layer.bias)
 
     def power_iteration(self) -> None:
-        """There is nothing to normalise."""
+        """Do nothing: dense layers are not normalised."""
 
     def forward(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:
         return F.relu(self.layer(x))
@@ -114,10 +114,10 @@ class Heads(nn.Module):
 
     @torch.no_grad()
     def initialise_output(self, values: Float[Tensor, " atoms"]) -> None:
-        """Return `values` for every state and action until something is learned.
+        """Initialise the last layers so that every state and action has the output `values`.
 
-        The outputs of random last layers differ between actions ten times as much as true values do, and fade only by
-        γⁿ with every copy to the target network.
+        The outputs of random last layers would differ between actions ten times as much as true values, and decrease
+        only by γⁿ with every copy to the target network.
         """
         nn.init.zeros_(self.advantage.weight)
         if self.value is None:
@@ -139,7 +139,7 @@ class Heads(nn.Module):
 
 
 class _Layers(nn.Module):
-    """A dense layer for each head."""
+    """A dense layer per head."""
 
     def __init__(self, members: int, inputs: int, outputs: int, generator: Generator) -> None:
         super().__init__()
@@ -153,13 +153,13 @@ class _Layers(nn.Module):
 
 @torch.no_grad()
 def he_uniform_(weight: Tensor, inputs: int, generator: Generator) -> None:
-    """Uniform in ±√(6 / inputs) (He et al., 2015), the paper's initialisation of agents."""
+    """Draw a weight uniformly from ±√(6 / inputs) (He et al., 2015), the paper's initialisation of agents."""
     bound = math.sqrt(6 / inputs)
     weight.copy_(torch.rand(weight.shape, generator=generator) * 2 * bound - bound)
 
 
-def trunk(shape: tuple[int, ...], channels: Sequence[int], hidden: int, generator: Generator) -> Trunk | Dense:
-    """The trunk for stacks of this shape."""
+def make_trunk(shape: tuple[int, ...], channels: Sequence[int], hidden: int, generator: Generator) -> Trunk | Dense:
+    """Return the trunk for stacks of this shape."""
     if len(shape) == 1:
         return Dense(shape[0], hidden, generator)
     return Trunk((shape[0], shape[1], shape[2]), channels, generator)

@@ -1,8 +1,8 @@
-"""Experience on the device: single frames in a ring, from which stacks and n-step returns are built by index.
+"""Prioritised replay on the device: a ring of single frames, from which stacks and n-step returns are built by index.
 
-A slot holds what one environment did at one time. Its priority says whether it may be drawn: it is zero while the
-n-step window is not complete, where an episode's last frame lies (nothing follows it), and where frames of the stack
-have been overwritten. So no window ever crosses an episode's start or the write head.
+A slot holds one time step of one environment. Slots of priority 0 are never sampled: those whose n-step window is not
+complete, last frames of episodes, and those whose stack has been partly overwritten. Therefore no window crosses the
+start of an episode or the write head.
 """
 
 import math
@@ -16,14 +16,15 @@ from onefold.core.memory import available, require
 from onefold.errors import InputError
 from onefold.rl.agents import ReplaySettings
 
-GOES_ON, TERMINATED, TRUNCATED, NOTHING = 0, 1, 2, 3  # how a slot's step ended; NOTHING: no step was made from it
-SMALLEST = 1e-6  # added to every priority, so that none is forgotten
+CONTINUES, TERMINATED, TRUNCATED, NO_STEP = 0, 1, 2, 3  # how the step of a slot ended; NO_STEP: there was none
+SMALLEST_PRIORITY = 1e-6  # added to every TD error
 
 
 class Batch(NamedTuple):
-    """A minibatch: Σ_{k<m} γᵏ r_{t+k} is in `rewards`, and `discounts` is γᵐ, or 0 where the episode terminated.
+    """A minibatch of n-step transitions.
 
-    m is the number of steps until the episode ended, at most n. A truncated episode bootstraps from its last frame.
+    Rewards are Σ_{k<m} γᵏ r_{t+k}. Discounts are γᵐ, or 0 where the episode terminated. m is n, or the number of steps
+    to the end of the episode if that is less. A truncated episode bootstraps from its last frame.
     """
 
     slots: Int[Tensor, " n"]
@@ -36,9 +37,10 @@ class Batch(NamedTuple):
 
 
 class Replay:
-    """A ring of `capacity` / `environments` times for every environment.
+    """Prioritised replay memory: a ring of `capacity` / `environments` time steps of each environment.
 
-    Everything is a tensor on the device, the write head included: adding and drawing can be captured in a CUDA graph.
+    All state, including the write head, is in tensors on the device, so that `add` and `sample` can be captured in CUDA
+    graphs.
     """
 
     def __init__(
@@ -64,27 +66,27 @@ class Replay:
         self.frames = torch.zeros(*slots, *frame, dtype=dtype, device=device)
         self.actions = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.rewards = torch.zeros(slots, dtype=torch.float32, device=device)
-        self.ended = torch.full(slots, NOTHING, dtype=torch.uint8, device=device)
+        self.ended = torch.full(slots, NO_STEP, dtype=torch.uint8, device=device)
         self.age = torch.zeros(slots, dtype=torch.int32, device=device)
         self.priority = torch.zeros(slots, dtype=torch.float32, device=device)
         self.highest = torch.ones((), dtype=torch.float32, device=device)
         self.head = torch.full((), -1, dtype=torch.int64, device=device)
-        """How many times have been written, less one; the newest is at `head` modulo `length`."""
+        """Number of time steps written, less one; the newest is at `head` modulo `length`."""
         self._back = torch.arange(settings.stack - 1, -1, -1, device=device)
         self._ahead = torch.arange(settings.n_step, device=device)
         self._powers = settings.discount ** torch.arange(settings.n_step + 1, device=device, dtype=torch.float32)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that it is, for a checkpoint; of a ring that is not full yet, the part that is."""
+        """Return the state for a checkpoint; of a ring that is not full, only the part in use."""
         names = ("frames", "actions", "rewards", "ended", "age", "priority")
-        full = min(self.length, int(self.head) + 1)
-        return {name: getattr(self, name)[:full] for name in names} | {"highest": self.highest, "head": self.head}
+        used = min(self.length, int(self.head) + 1)
+        return {name: getattr(self, name)[:used] for name in names} | {"highest": self.highest, "head": self.head}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Be what another one was, having been empty."""
-        for name, own in self.tensors().items():
-            kept = tensors[name]
-            (getattr(self, name)[: len(kept)] if own.ndim else own).copy_(kept)
+        """Restore the `tensors()` of another replay with the same settings into this one, which must be empty."""
+        for name, current in self.tensors().items():
+            saved = tensors[name]
+            (getattr(self, name)[: len(saved)] if current.ndim else current).copy_(saved)
 
     @torch.no_grad()
     def add(
@@ -96,90 +98,96 @@ class Replay:
         began: Bool[Tensor, " e"],
         lost: Bool[Tensor, " e"],
     ) -> None:
-        """What came of the last actions, and the frames that are there now (`vector.Steps`).
+        """Add the outcome of the last actions and the new frames; see `env_table.Steps`.
 
-        Where an episode began, the last frame is where the one before had ended, and nothing was done from it. Where a
-        worker was lost, the episode is cut off at the last frame that was seen.
+        Where an episode began, the frame before it is the last of the previous episode and has no step. Where a worker
+        was lost, the previous episode is truncated at its last frame.
         """
         before, last = (self.head - 1) % self.length, self.head % self.length
         self.head += 1
         now = self.head % self.length
-        how = torch.where(terminated, TERMINATED, torch.where(truncated, TRUNCATED, GOES_ON))
+        end = torch.where(terminated, TERMINATED, torch.where(truncated, TRUNCATED, CONTINUES))
         _put(self.rewards, last, rewards)
-        _put(self.ended, last, torch.where(began, NOTHING, how).to(torch.uint8))
+        _put(self.ended, last, torch.where(began, NO_STEP, end).to(torch.uint8))
         ended = _get(self.ended, before)
-        _put(self.ended, before, torch.where(lost & (ended == GOES_ON), TRUNCATED, ended))
+        _put(self.ended, before, torch.where(lost & (ended == CONTINUES), TRUNCATED, ended))
         _put(self.frames, now, frames)
         _put(self.age, now, torch.where(began, 0, _get(self.age, last) + 1))
-        _put(self.ended, now, torch.full_like(self.ended[0], NOTHING))
+        _put(self.ended, now, torch.full_like(self.ended[0], NO_STEP))
         zero = torch.zeros_like(self.rewards[0])
         _put(self.priority, now, zero)
         _put(self.priority, (now + self.settings.stack - 1) % self.length, zero)
         ready = (now - self.settings.n_step) % self.length
-        may = (_get(self.ended, ready) != NOTHING) & (self.head >= self.settings.n_step)
-        _put(self.priority, ready, torch.where(may, self.highest, 0.0))
+        complete = (_get(self.ended, ready) != NO_STEP) & (self.head >= self.settings.n_step)
+        _put(self.priority, ready, torch.where(complete, self.highest, 0.0))
 
-    def act(self, actions: Int[Tensor, " e"]) -> None:
-        """What is done at the newest frames."""
+    def set_actions(self, actions: Int[Tensor, " e"]) -> None:
+        """Store the actions taken at the newest frames."""
         _put(self.actions, self.head % self.length, actions.to(torch.uint8))
 
-    def newest(self) -> Tensor:
-        """The stacks that end now, [E, stack · channels, …] for images, [E, …] for vectors."""
-        here = torch.arange(self.environments, device=self.device)
-        return self._stacks((self.head % self.length).expand(self.environments), here)
+    def newest_stacks(self) -> Tensor:
+        """Return the stacks of the newest frames: [E, stack · channels, …] for images, [E, …] for vectors."""
+        environments = torch.arange(self.environments, device=self.device)
+        return self._stacks((self.head % self.length).expand(self.environments), environments)
 
-    def pick(
+    def sample(
         self, uniforms: Float[Tensor, " n"], beta: float | Tensor
     ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
-        """One slot from each of n equal parts of the priorities' sum (Schaul et al., 2016), and their weights.
+        """Sample one slot from each of n equal parts of the sum of priorities (Schaul et al., 2016).
 
-        Weights are (N · P(i))^−β over their largest, N being how many slots may be drawn.
+        Args:
+            uniforms: Random numbers in [0, 1), one per slot.
+            beta: Exponent of the importance weights.
+
+        Returns:
+            Indices of the slots, and the weights (N · P(i))^−β divided by their maximum, for N slots of priority > 0.
         """
         flat = self.priority.flatten()
-        upto = flat.double().cumsum(0)
-        places = (torch.arange(len(uniforms), device=self.device) + uniforms.double()) / len(uniforms)
-        index = torch.searchsorted(upto, places * upto[-1], right=True)
+        cumulative = flat.double().cumsum(0)
+        quantiles = (torch.arange(len(uniforms), device=self.device) + uniforms.double()) / len(uniforms)
+        index = torch.searchsorted(cumulative, quantiles * cumulative[-1], right=True)
         index = torch.where(flat[index.clamp(max=len(flat) - 1)] > 0, index, flat.argmax()).clamp(max=len(flat) - 1)
-        chance = flat[index] / upto[-1] * (flat > 0).sum()
-        weights = chance.float() ** -beta
+        relative_probability = flat[index] / cumulative[-1] * (flat > 0).sum()
+        weights = relative_probability.float() ** -beta
         return index, weights / weights.max()
 
-    def reprioritise(self, index: Int[Tensor, " n"], error: Float[Tensor, " n"]) -> None:
-        """Priority (error + 10⁻⁶)^α for what was drawn; what is new gets the highest that there ever was."""
-        priority = (error.detach().float() + SMALLEST) ** self.settings.alpha
+    def update_priorities(self, index: Int[Tensor, " n"], td_error: Float[Tensor, " n"]) -> None:
+        """Set priorities to (|TD error| + 10⁻⁶)^α; new slots get the highest priority so far."""
+        priority = (td_error.detach().float() + SMALLEST_PRIORITY) ** self.settings.alpha
         self.priority.view(-1)[index] = priority
         torch.maximum(self.highest, priority.max(), out=self.highest)
 
     def fetch(self, index: Int[Tensor, " n"], weights: Float[Tensor, " n"]) -> Batch:
-        """The transitions that begin in these slots."""
-        time, who = index // self.environments, index % self.environments
+        """Return the transitions that begin in these slots."""
+        time, environment = index // self.environments, index % self.environments
         window = (time[:, None] + self._ahead) % self.length
-        ended, rewards = self.ended[window, who[:, None]], self.rewards[window, who[:, None]]
-        goes_on = (ended == GOES_ON).cumprod(1)
-        counted = torch.cat([torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]], 1)
-        steps = counted.sum(1)
-        terminated = ((ended == TERMINATED) & (counted > 0)).any(1)
+        ended, rewards = self.ended[window, environment[:, None]], self.rewards[window, environment[:, None]]
+        continues = (ended == CONTINUES).cumprod(1)
+        in_window = torch.cat([torch.ones_like(continues[:, :1]), continues[:, :-1]], 1)
+        steps = in_window.sum(1)
+        terminated = ((ended == TERMINATED) & (in_window > 0)).any(1)
         return Batch(
             slots=index,
-            states=self._stacks(time, who),
-            actions=self.actions[time, who].long(),
-            rewards=(rewards * counted * self._powers[:-1]).sum(1),
+            states=self._stacks(time, environment),
+            actions=self.actions[time, environment].long(),
+            rewards=(rewards * in_window * self._powers[:-1]).sum(1),
             discounts=torch.where(terminated, 0.0, self._powers[steps]),
-            next_states=self._stacks((time + steps) % self.length, who),
+            next_states=self._stacks((time + steps) % self.length, environment),
             weights=weights,
         )
 
-    def _stacks(self, time: Int[Tensor, " n"], who: Int[Tensor, " n"]) -> Tensor:
-        """The frames up to these times; before an episode's first, that one again."""
-        back = torch.minimum(self._back, self.age[time, who][:, None])
-        found = self.frames[(time[:, None] - back) % self.length, who[:, None]]
-        return found.flatten(1) if found.ndim == 3 else found.flatten(1, -3)
+    def _stacks(self, time: Int[Tensor, " n"], environment: Int[Tensor, " n"]) -> Tensor:
+        """Return the stacks of frames up to these times; the first frame of an episode fills those before it."""
+        back = torch.minimum(self._back, self.age[time, environment][:, None])
+        stacks = self.frames[(time[:, None] - back) % self.length, environment[:, None]]
+        return stacks.flatten(1) if stacks.ndim == 3 else stacks.flatten(1, -3)
 
 
-def _get(where: Tensor, time: Tensor) -> Tensor:
-    """`where[time]`, without asking the host what time it is."""
-    return where.index_select(0, time.reshape(1))[0]
+def _get(ring: Tensor, time: Tensor) -> Tensor:
+    """Return `ring[time]` without a copy of `time` to the host."""
+    return ring.index_select(0, time.reshape(1))[0]
 
 
-def _put(where: Tensor, time: Tensor, values: Tensor) -> None:
-    where.index_copy_(0, time.reshape(1), values.to(where.dtype)[None])
+def _put(ring: Tensor, time: Tensor, values: Tensor) -> None:
+    """Set `ring[time]` without a copy of `time` to the host."""
+    ring.index_copy_(0, time.reshape(1), values.to(ring.dtype)[None])

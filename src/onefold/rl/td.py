@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.rl.agents import Agent, Learning
-from onefold.rl.networks import Heads, trunk
+from onefold.rl.networks import Heads, make_trunk
 
 IDS_EPSILON = 1e-5  # ε₁ and ε₂ of Nikolov et al. (2019)
 IDS_NOISE_FLOOR = 0.25  # of the normalised return variance
@@ -33,7 +33,7 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.agent = agent
-        self.trunk = trunk(shape, learning.channels, learning.hidden, generator)
+        self.trunk = make_trunk(shape, learning.channels, learning.hidden, generator)
 
         def heads(members: int, atoms: int) -> Heads:
             return Heads(
@@ -71,13 +71,13 @@ def initial_logits(atoms: int) -> Float[Tensor, " atoms"]:
     return (0.99 * torch.softmax(-0.5 * (values / width).square(), 0) + 0.01 / atoms).log()
 
 
-def expected(logits: Float[Tensor, "heads *n atoms"], bounds: Sequence[float]) -> Float[Tensor, "heads *n"]:
+def categorical_mean(logits: Float[Tensor, "heads *n atoms"], bounds: Sequence[float]) -> Float[Tensor, "heads *n"]:
     """Return the means of categorical distributions."""
     values = atom_values(bounds, logits.shape[-1], logits)
     return torch.einsum("h...a,ha->h...", logits.float().softmax(-1), values)
 
 
-def variance(logits: Float[Tensor, "*n atoms"], bound: float) -> Float[Tensor, "*n"]:
+def categorical_variance(logits: Float[Tensor, "*n atoms"], bound: float) -> Float[Tensor, "*n"]:
     """Return the variances of categorical distributions on ±bound."""
     chances, values = logits.float().softmax(-1), atom_values([bound], logits.shape[-1], logits)[0]
     mean = (chances * values).sum(-1, keepdim=True)
@@ -158,7 +158,7 @@ def td_loss(
     if online.logits is not None:
         assert next_online.logits is not None
         assert next_target.logits is not None
-        means = expected(next_online.logits, agent.bounds)
+        means = categorical_mean(next_online.logits, agent.bounds)
         greedy = means[0] if next_bonus is None else means[0] + next_bonus
         next_actions = [greedy.argmax(-1)]
         if agent.bonus_head:
@@ -207,7 +207,7 @@ def action_values(
         assert outputs.values is not None
         assert outputs.logits is not None
         deviations = outputs.values.std(0, correction=0)
-        noise = variance(outputs.logits[0], agent.q_bound)
+        noise = categorical_variance(outputs.logits[0], agent.q_bound)
         return -regret_information_ratio(outputs.values.mean(0), deviations, noise, bonus_weight)
     if agent.policy == "thompson":
         assert outputs.values is not None
@@ -221,7 +221,7 @@ def q_and_u(agent: Agent, outputs: QOutputs) -> tuple[Float[Tensor, "n actions"]
     if outputs.values is not None:
         return outputs.values.mean(0), None
     assert outputs.logits is not None
-    means = expected(outputs.logits, agent.bounds)
+    means = categorical_mean(outputs.logits, agent.bounds)
     return means[0], means[1] if agent.bonus_head else None
 
 

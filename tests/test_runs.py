@@ -25,7 +25,7 @@ from onefold.core import storage
 from onefold.core.rng import generators
 from onefold.core.schema import to_json
 from onefold.errors import FileError, InputError, MissingExtraError, TrainingError
-from onefold.report.runs_read import collect
+from onefold.report.runs_data import collect_runs
 from onefold.rl import console, grid
 from onefold.rl.agents import Agent, Learning, LinearSchedule, ReplaySettings
 from onefold.rl.compression import compress
@@ -604,7 +604,7 @@ def test_an_environment_without_a_goal_has_no_success(tmp_path: Path, capsys: py
     assert {row["success"] for row in RunFolder(tmp_path / "run").read_table(EPISODES)} == {"0"}
     assert main(["rl", "eval", str(tmp_path / "run"), "--episodes", "2"]) == 0
     assert "goal" not in capsys.readouterr().out
-    figures = collect(tmp_path).records[0]
+    figures = collect_runs(tmp_path).records[0]
     assert (figures.final("success"), figures.first_goal) == (None, None)
 
 
@@ -618,7 +618,7 @@ def test_an_environment_of_a_users_module_is_named_by_the_module(
     assert main(["rl", "train", "-o", str(out), "--env", name, *options]) == 0
     assert RunFolder(out).read_run().environment == name
     assert np.isfinite([float(row["loss"]) for row in RunFolder(out).read_table(PROGRESS)]).all()
-    assert not collect(tmp_path).records[0].visits.any()
+    assert not collect_runs(tmp_path).records[0].visits.any()
     assert main(["rl", "eval", str(out), "--episodes", "2", "--env", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["length"] == 9
     assert main(["rl", "resume", str(out), "--env", name, "--frames", "700", "--device", "cpu"]) == 0
@@ -691,7 +691,7 @@ def test_a_runs_folder_cannot_cause_an_import(tmp_path: Path) -> None:
             f"onefold: environment {name!r}: its module is not imported. Import it, or pass this name with --env."
         )
         assert not (tmp_path / "imported").exists()
-    assert collect(tmp_path).records[0].run.environment == name
+    assert collect_runs(tmp_path).records[0].run.environment == name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from style import Look, both, panels
 
-from onefold.report.stats import t_half
+from onefold.report.stats import t_half_width
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "bonuses"
 TITLES = {"chain": "DQN on the deceptive chain of 40", "rooms": "PPO on MiniGrid MultiRoom-N6, one layout"}
@@ -46,7 +46,7 @@ def curves(look: Look) -> Figure:
                 continue
             values = np.array([filled(run["curve"]) for run in own])
             steps = (np.arange(values.shape[1]) + 0.5) / values.shape[1] * own[0]["steps"] / 1000
-            mean, half = values.mean(0), t_half(values)
+            mean, half = values.mean(0), t_half_width(values)
             dashes = (0, (4, 3)) if bonus == "rnd" else "-"  # it may lie on CSD's
             ax.plot(steps, mean, color=colour, linewidth=2.5, linestyle=dashes, label=f"{label}, {len(own)} seeds")
             ax.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)

@@ -64,12 +64,14 @@ def read_benchmark(folder: Path) -> Results:
 
 def read_runs(folder: Path) -> Results:
     """Read the results of `onefold rl`."""
-    from onefold.report.runs_page import write
-    from onefold.report.runs_read import collect
-    from onefold.report.runs_table import build
-    from onefold.report.runs_text import as_json
+    from onefold.report.runs_comparison import compare_runs
+    from onefold.report.runs_data import collect_runs
+    from onefold.report.runs_page import write_report
+    from onefold.report.runs_tables import as_json
 
-    collected = collect(folder)
+    collection = collect_runs(folder)
     return Results(
-        collected.skipped, lambda: as_json(collected, build(collected.records)), lambda out: write(collected, out)
+        collection.skipped,
+        lambda: as_json(collection, compare_runs(collection.records)),
+        lambda out: write_report(collection, out),
     )

@@ -1,4 +1,4 @@
-"""The page of reinforcement-learning runs: one self-contained HTML file; whatever strangers wrote is inert text."""
+"""Page of reinforcement-learning runs: one self-contained HTML file in which untrusted text cannot run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,42 +6,62 @@ from typing import NamedTuple
 
 from onefold.core.storage import write_bytes
 from onefold.errors import visible
-from onefold.report.figures import PLOTS, PageFigure, Picture, embed_panels, file_stems, page_figure, save_figure
+from onefold.report.figures import (
+    PLOTS,
+    PageFigure,
+    PanelFigure,
+    Picture,
+    embed_panels,
+    file_stems,
+    page_figure,
+    save_figure,
+)
 from onefold.report.html import render_page
 from onefold.report.origins import describe_origins
-from onefold.report.runs_maps import Maps, coverage, map_plates, places
-from onefold.report.runs_plots import curve_plates, overviews, styles_of
-from onefold.report.runs_read import Found
-from onefold.report.runs_table import RETURN, Duel, Table, World, build, ours_of
-from onefold.report.runs_text import (
+from onefold.report.runs_comparison import (
+    EnvironmentRuns,
+    PairComparison,
+    RunComparison,
+    compare_runs,
+    titles_of_ours,
+)
+from onefold.report.runs_data import RETURN, RunCollection
+from onefold.report.runs_figures import (
+    VisitFigures,
+    agent_styles,
+    coverage_metric,
+    curve_figures,
+    environment_map,
+    overview_figures,
+    visit_figures,
+)
+from onefold.report.runs_tables import (
     RULES,
-    chance,
-    grids,
+    environment_tables,
+    format_percent,
+    format_probability,
+    format_return,
     markdown,
-    origins,
-    percent,
-    plain_number,
+    overall_tables,
     remarks,
-    shared_grids,
+    run_origins,
 )
 from onefold.report.tables import TextTable
 
-ALL = "All worlds"
 
-
-class ShownMaps(NamedTuple):
-    """A row of maps for each agent, and what their colours mean."""
+class PageMaps(NamedTuple):
+    """Visit maps on the page: a row of pictures for each agent, and the legend of the colours."""
 
     title: str
     caption: str
-    rows: list[tuple[str, list[Picture]]]
+    agents: list[tuple[str, list[Picture]]]
     legend: list[Picture]
 
 
-class Headline(NamedTuple):
-    """The two best agents by a figure, and the probability that the first is the better one."""
+class BestAgents(NamedTuple):
+    """The two best agents by a metric, and the probability that the first is better."""
 
-    what: str
+    metric: str
     best: str
     next: str
     ours: bool
@@ -49,91 +69,102 @@ class Headline(NamedTuple):
     note: str
 
 
-class Part(NamedTuple):
-    """What the page shows of one world, or of all."""
+class PageSection(NamedTuple):
+    """A section of the page: one environment, or the overview of all."""
 
     title: str
-    headline: Headline | None
+    headline: BestAgents | None
     curves: list[PageFigure]
-    grids: list[TextTable]
-    maps: ShownMaps | None = None
-    inside: Sequence[PageFigure] = ()
+    tables: list[TextTable]
+    maps: PageMaps | None = None
+    internals: Sequence[PageFigure] = ()
     runs: Sequence[TextTable] = ()
 
 
-def write(found: Found, out: Path) -> list[Path]:
-    """Everything there is to look at: the page, the table, the plots."""
-    table = build(found.records)
-    made = {"index.html": render(found, table, _parts(table, out / PLOTS)), "table.md": markdown(table)}
-    for name, text in made.items():
+def write_report(collection: RunCollection, out: Path) -> list[Path]:
+    """Write index.html, table.md and the plots to a folder; return the paths of the first two."""
+    comparison = compare_runs(collection.records)
+    files = {
+        "index.html": render(collection, comparison, _sections(comparison, out / PLOTS)),
+        "table.md": markdown(comparison),
+    }
+    for name, text in files.items():
         write_bytes(out / name, text.encode())
-    return [out / name for name in made]
+    return [out / name for name in files]
 
 
-def _parts(table: Table, folder: Path) -> list[Part]:
-    """Draw everything, into files and for the page."""
-    styles, found = styles_of(table), []
-    if len(table.worlds) > 1:
-        overall = overviews(table, styles)
-        for plate in overall:
-            save_figure(plate, folder)
-        best = {title: (e.iqm, f"{percent(e.iqm)} %") for title, e in table.shared.items()}
-        first = _headline(best, ours_of(table.worlds), "IQM of success over all worlds", table.duels)
-        found.append(Part(ALL, first, [page_figure(plate) for plate in overall], shared_grids(table)))
-    for world, stem in zip(table.worlds, file_stems((world.name for world in table.worlds), "world"), strict=True):
-        where = places(world)
-        plates = curve_plates(world, styles, stem, None if where is None else coverage(where))
-        maps = None if where is None else map_plates(world, where, stem)
-        for plate in [*plates, *([maps.file] if maps else [])]:
-            save_figure(plate, folder)
-        curves, *inside = map(page_figure, plates)
-        *tables, runs = grids(world)
-        shown = None if maps is None else _maps(maps)
-        found.append(Part(visible(world.name), _best(world), [curves], tables, shown, inside, [runs]))
-    return found
+def _sections(comparison: RunComparison, folder: Path) -> list[PageSection]:
+    """Draw all figures, save them to a folder and return the sections of the page."""
+    styles, sections = agent_styles(comparison), []
+    if len(comparison.environments) > 1:
+        sections.append(_overview(comparison, overview_figures(comparison, styles), folder))
+    stems = file_stems((environment.name for environment in comparison.environments), "environment")
+    for environment, stem in zip(comparison.environments, stems, strict=True):
+        grid = environment_map(environment)
+        figures = curve_figures(environment, styles, stem, None if grid is None else coverage_metric(grid))
+        maps = None if grid is None else visit_figures(environment, grid, stem)
+        for figure in [*figures, *([maps.file] if maps else [])]:
+            save_figure(figure, folder)
+        curves, *internals = map(page_figure, figures)
+        *tables, runs = environment_tables(environment)
+        page_maps = None if maps is None else _page_maps(maps)
+        title, headline = visible(environment.name), _headline_of(environment)
+        sections.append(PageSection(title, headline, [curves], tables, page_maps, internals, [runs]))
+    return sections
 
 
-def _best(world: World) -> Headline | None:
-    estimates = {row.title: world.estimate(row, RETURN) for row in world.rows}
-    best = {title: (e.iqm, plain_number(e.iqm)) for title, e in estimates.items() if e is not None}
-    return _headline(best, ours_of([world]), f"IQM of the final return in {visible(world.name)}", world.duels)
+def _overview(comparison: RunComparison, figures: Sequence[PanelFigure], folder: Path) -> PageSection:
+    for figure in figures:
+        save_figure(figure, folder)
+    scores = {title: (e.iqm, f"{format_percent(e.iqm)} %") for title, e in comparison.success.items()}
+    metric = "IQM of success over all environments"
+    headline = _headline(scores, titles_of_ours(comparison.environments), metric, comparison.pairs)
+    return PageSection("All environments", headline, list(map(page_figure, figures)), overall_tables(comparison))
 
 
-def _headline(best: dict[str, tuple[float, str]], ours: set[str], what: str, duels: Sequence[Duel]) -> Headline | None:
-    """The two best agents, and how sure it is that the first is the better one."""
-    ranked = sorted(best, key=lambda title: -best[title][0])[:2]
-    duel = next((duel for duel in duels if [duel.first, duel.second] == ranked), None)
-    if duel is None:
+def _headline_of(environment: EnvironmentRuns) -> BestAgents | None:
+    estimates = {agent.title: agent.estimate(RETURN) for agent in environment.agents}
+    scores = {title: (e.iqm, format_return(e.iqm)) for title, e in estimates.items() if e is not None}
+    metric = f"IQM of the final return in {visible(environment.name)}"
+    return _headline(scores, titles_of_ours([environment]), metric, environment.pairs)
+
+
+def _headline(
+    scores: dict[str, tuple[float, str]], ours: set[str], metric: str, pairs: Sequence[PairComparison]
+) -> BestAgents | None:
+    """Return the two agents with the largest scores; None if they are not compared."""
+    ranked = sorted(scores, key=lambda title: -scores[title][0])[:2]
+    pair = next((pair for pair in pairs if [pair.first, pair.second] == ranked), None)
+    if pair is None:
         return None
-    sure = duel.interval
-    note = (
-        "a single run among them: no interval"
-        if sure is None
-        else f"95 % interval {chance(sure.low)} to {chance(sure.high)}"
-    )
-    values = best[ranked[0]][1], best[ranked[1]][1], chance(duel.probability)
-    return Headline(what, visible(ranked[0]), visible(ranked[1]), ranked[0] in ours, values, note)
+    note = "an agent has a single run: no interval"
+    if pair.interval is not None:
+        low, high = map(format_probability, pair.interval)
+        note = f"95 % interval {low} to {high}"
+    best, second = ranked
+    figures = scores[best][1], scores[second][1], format_probability(pair.probability)
+    return BestAgents(metric, visible(best), visible(second), best in ours, figures, note)
 
 
-def _maps(maps: Maps) -> ShownMaps:
-    rows = [(visible(title), embed_panels(plate)) for title, plate in maps.rows]
-    return ShownMaps(maps.file.title, visible(maps.file.caption), rows, embed_panels(maps.legend))
+def _page_maps(maps: VisitFigures) -> PageMaps:
+    agents = [(visible(title), embed_panels(figure)) for title, figure in maps.agents]
+    return PageMaps(maps.file.title, visible(maps.file.caption), agents, embed_panels(maps.legend))
 
 
-def render(found: Found, table: Table, parts: Sequence[Part]) -> str:
-    """One HTML document that needs nothing but itself; only its own script, known by its hash, may run."""
-    total = len(table.records)
+def render(collection: RunCollection, comparison: RunComparison, sections: Sequence[PageSection]) -> str:
+    """Return the page as HTML."""
+    total = len(comparison.records)
     return render_page(
         "runs_page.html.j2",
         ["report.css", "runs_page.css"],
         ["tabs.js"],
         runs=total,
-        agents=len({row.title for world in table.worlds for row in world.rows}),
-        worlds=len(table.worlds),
-        remarks=remarks(found, table),
-        parts=parts,
+        agents=len(comparison.agent_titles),
+        environments=len(comparison.environments),
+        remarks=remarks(collection, comparison),
+        sections=sections,
         rules=RULES,
-        origins=describe_origins(origins(table.records), total, "run"),
-        skipped=found.skipped,
+        origins=describe_origins(run_origins(comparison.records), total, "run"),
+        skipped=collection.skipped,
         plots=PLOTS,
     )

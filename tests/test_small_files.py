@@ -118,12 +118,12 @@ def test_small_archives_take_little_memory(tmp_path: Path) -> None:
         with gzip.open(tmp_path / f"{name}.tar.gz", "wb", compresslevel=1) as file:
             file.writelines(zeros(info.tobuf(), 2**28))
     write_zip(tmp_path / "x.zip", zeros(b"", 2**28), claim=1000, name="A/1.png")
-    setup = "from onefold.data.notmnist import read_letters"
+    setup = "from onefold.data.formats.notmnist import read_letters"
     found = answers(sorted(tmp_path.iterdir()), setup, "read_letters(path, lambda *_: None)")
     assert len(found) == 3
     for name, answer in found.items():
         assert answer.startswith("FileError: "), (name, answer)
-        assert "is damaged, or not an archive" in answer
+        assert "damaged, or not an archive" in answer
 
 
 def test_small_parquet_files_take_little_memory(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from onefold.core.storage import fingerprint, write_bytes
 from onefold.data.digits import digits
 from onefold.data.glyphs import letters
 from onefold.data.perturb import perturb
-from onefold.data.sets import ImageSet, found, read_set
+from onefold.data.sets import ImageSet, list_sets, read_set
 from onefold.errors import InputError
 
 EMBEDDED = ("digits", "letters")
@@ -51,7 +51,7 @@ def choose_sets(
         if id_sets not in ((), EMBEDDED[:1]) or ood_sets:
             raise InputError(f"preset {preset.name}: runs on embedded data. Leave out --ids and --ood.")
         return EMBEDDED[:1], EMBEDDED
-    available = list(found(folder))
+    available = list(list_sets(folder))
     paper_sets = tuple(name for paper_name in PAPER_SETS for name in _versions(paper_name, available)[:1])
     if id_sets and not ood_sets and set(id_sets) <= set(paper_sets):
         ood_sets = tuple(name for name in paper_sets if name not in id_sets)

@@ -9,9 +9,9 @@ from onefold.cli.files import print_lines
 from onefold.cli.jobs import Fetch, ListSets
 from onefold.core.memory import human
 from onefold.data import catalogue
-from onefold.data.download import Watch, unwatched
-from onefold.data.fetch import fetch as fetch_set
-from onefold.data.sets import data_dir, found
+from onefold.data.download import ProgressCallback, ignore_progress
+from onefold.data.download import fetch as fetch_set
+from onefold.data.sets import data_dir, list_sets
 from onefold.errors import InputError
 
 
@@ -31,7 +31,7 @@ def fetch(job: Fetch) -> None:
 def show(job: ListSets) -> None:
     """Print the public sets and the sets in the folder, with their sizes."""
     folder = data_dir(job.data_dir)
-    sizes = {name: human(sum(map(size_of, paths))) for name, paths in found(folder).items()}
+    sizes = {name: human(sum(map(size_of, paths))) for name, paths in list_sets(folder).items()}
     descriptions = {name: entry.about for name, entry in catalogue.CATALOGUE.items()}
     print_lines(f"Image sets in {folder}")
     width = max(map(len, {**descriptions, **sizes}))
@@ -50,10 +50,10 @@ def size_of(path: Path) -> int:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Watch]:
+def progress_bar() -> Iterator[ProgressCallback]:
     """Yield a function that shows the progress of downloads, if stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield unwatched
+        yield ignore_progress
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -1,4 +1,4 @@
-"""Data sets that come with the installation, public ones to fetch, and the perturbations of the paper."""
+"""Embedded image sets, public image sets that can be downloaded, and the perturbations of the paper."""
 
 import importlib
 import sys
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onefold.data.digits import Digits, digits
-    from onefold.data.fetch import fetch
+    from onefold.data.download import fetch
     from onefold.data.glyphs import letters
     from onefold.data.perturb import perturb
     from onefold.data.sets import ImageSet, data_dir, read_set
 
 __all__ = ["Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set"]
 
-_HOMES = {
+_MODULES = {
     "Digits": "digits",
     "ImageSet": "sets",
     "data_dir": "sets",
     "digits": "digits",
-    "fetch": "fetch",
+    "fetch": "download",
     "letters": "glyphs",
     "perturb": "perturb",
     "read_set": "sets",
@@ -27,18 +27,18 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """NumPy and all that is built on it load on first use, so that the command line stays quick."""
-    if name not in _HOMES:
+    """Import a name on first use, so that the command line starts fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'onefold.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"onefold.data.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"onefold.data.{_MODULES[name]}"), name)
 
 
 class _Package(ModuleType):
-    """Importing the module `digits` would put it in the place of the function `digits`: the function stays."""
+    """Module in which the name `digits` stays the function when the submodule `digits` is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        shadows = isinstance(value, ModuleType) and _HOMES.get(name) == name
-        super().__setattr__(name, getattr(value, name) if shadows else value)
+        is_shadow = isinstance(value, ModuleType) and _MODULES.get(name) == name
+        super().__setattr__(name, getattr(value, name) if is_shadow else value)
 
 
 sys.modules[__name__].__class__ = _Package

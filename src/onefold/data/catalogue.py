@@ -1,13 +1,17 @@
-"""The public image sets: the files they consist of, where these lie, and their checksums.
+"""The public image sets that can be downloaded: files, mirrors, checksums and file formats.
 
-The checksums of MNIST, FashionMNIST and KMNIST are those that torchvision publishes (FashionMNIST's are in its own
-README too). NotMNIST has two forms with the same images: the .zip files of Zenodo record 8274268, checksums as
-torch-uncertainty publishes them, and the author's own .tar.gz files, checksums as several public loaders have them.
+The checksums of MNIST, FashionMNIST, KMNIST, CIFAR-10 and SVHN are those that their authors or torchvision publish.
+NotMNIST has two archives of the same images: the .zip files of Zenodo record 8274268, with the checksums of
+torch-uncertainty, and the author's .tar.gz files, with the checksums of several public loaders.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
+
+Format: TypeAlias = Literal["idx", "notmnist", "cifar10", "svhn"]
+"""Idx files are read as they are; the other formats are converted to one .npz file after the download."""
 
 IDX_FILES = {
     "x_train": "train-images-idx3-ubyte",
@@ -19,45 +23,45 @@ IDX_FILES = {
 
 @dataclass(frozen=True)
 class Mirror:
-    """One place that a file can be had from."""
+    """Address of a file and its checksum."""
 
     url: str
     md5: str
 
     @property
     def file(self) -> str:
-        """The name of the file."""
+        """Name of the file."""
         return urlsplit(self.url).path.rpartition("/")[2]
 
     @property
     def host(self) -> str:
-        """The name of the machine that has it."""
+        """Name of the server."""
         return urlsplit(self.url).hostname or self.url
 
 
 @dataclass(frozen=True)
-class Known:
-    """A set that can be fetched: its files, each with its mirrors; or an archive of letters to be made into an .npz."""
+class CatalogueEntry:
+    """An image set that can be downloaded: a description, the mirrors of each file, and the format of the files."""
 
     about: str
     files: tuple[tuple[Mirror, ...], ...]
-    letters: bool = False
+    format: Format = "idx"
 
 
-def idx_set(about: str, bases: tuple[str, ...], md5s: tuple[str, str, str, str]) -> Known:
-    """Four idx.gz files of the official names, from any of the addresses."""
+def idx_set(about: str, bases: tuple[str, ...], md5s: tuple[str, str, str, str]) -> CatalogueEntry:
+    """Return the entry of a set of four idx.gz files with the usual names, at each of the base addresses."""
     names = (f"{name}.gz" for name in IDX_FILES.values())
     files = (tuple(Mirror(base + name, md5) for base in bases) for name, md5 in zip(names, md5s, strict=True))
-    return Known(about, tuple(files))
+    return CatalogueEntry(about, tuple(files))
 
 
-def _notmnist(about: str, name: str, zip_md5: str, tar_md5: str) -> Known:
+def _notmnist(about: str, name: str, zip_md5: str, tar_md5: str) -> CatalogueEntry:
     zenodo = Mirror(f"https://zenodo.org/records/8274268/files/{name}.zip", zip_md5)
     author = Mirror(f"http://yaroslavvb.com/upload/notMNIST/{name}.tar.gz", tar_md5)
-    return Known(about, ((zenodo, author),), letters=True)
+    return CatalogueEntry(about, ((zenodo, author),), "notmnist")
 
 
-CATALOGUE: Mapping[str, Known] = {
+CATALOGUE: Mapping[str, CatalogueEntry] = {
     "mnist": idx_set(
         "handwritten digits, 60,000 / 10,000",
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
@@ -102,5 +106,18 @@ CATALOGUE: Mapping[str, Known] = {
         "notMNIST_large",
         "c3f9e0862df000a897766593044e366a",
         "70a95b805ecfb6592c48e196df7c1499",
+    ),
+    "cifar10": CatalogueEntry(
+        "colour photographs of ten classes, 50,000 / 10,000",
+        ((Mirror("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),),
+        "cifar10",
+    ),
+    "svhn": CatalogueEntry(
+        "colour photographs of house numbers, 73,257 / 26,032",
+        (
+            (Mirror("http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),),
+            (Mirror("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),),
+        ),
+        "svhn",
     ),
 }

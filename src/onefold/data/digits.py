@@ -1,4 +1,4 @@
-"""The familiar set that ships with scikit-learn: 1,797 handwritten digits of 8 × 8 pixels."""
+"""Handwritten digits: 1,797 grey images of 8 × 8 pixels that ship with scikit-learn."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 
 
 class Digits(NamedTuple):
-    """Train and held-out digits, pixels in [0, 1]."""
+    """Train and test digits, with pixels in [0, 1] and labels 0 to 9."""
 
     x_train: Float32[np.ndarray, "n 8 8"]
     y_train: Int64[np.ndarray, " n"]
@@ -18,7 +18,15 @@ class Digits(NamedTuple):
 
 
 def digits(seed: int = 0, test_size: int = 500) -> Digits:
-    """scikit-learn's digits, split at random with equal shares of each class."""
+    """Return the digits of scikit-learn, split at random with equal shares of each class.
+
+    Args:
+        seed: Seed of the split.
+        test_size: Number of test images.
+
+    Returns:
+        Train and test images and labels.
+    """
     images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     x = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
     y = labels.astype(np.int64)

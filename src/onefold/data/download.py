@@ -1,51 +1,136 @@
-"""One file from the internet: mirrors in turn, tries with pauses, resumed where it stopped, whole or not at all."""
+"""Downloads of public image sets: several mirrors, retries, resumed parts, and checksums."""
 
 import contextlib
+import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from onefold.core.memory import human
-from onefold.data.catalogue import Mirror
-from onefold.errors import FileError
+from onefold.core.storage import file_lock, write_bytes
+from onefold.data.catalogue import CATALOGUE, CatalogueEntry, Mirror
+from onefold.errors import FileError, InputError
 
-MOST_BYTES = 2**30  # of one file; the largest that is known has 250 million
+MOST_BYTES = 2**30  # of one file; the largest in the catalogue has 250 million
 CHUNK = 2**16
-BUSY = (408, 429)  # like 5xx, worth another try
+RETRIED = (408, 429)  # HTTP statuses that are worth another try, like 5xx
 
-Watch: TypeAlias = Callable[[str, int, int | None], None]
-"""Told what is going on, how much of it is done, and of how much, where that is known."""
+ProgressCallback: TypeAlias = Callable[[str, int, int | None], None]
+"""Called with a description, the amount done, and the total amount or None."""
 
 
-def unwatched(what: str, done: int, total: int | None) -> None:
-    """Nobody looks."""
+def ignore_progress(what: str, done: int, total: int | None) -> None:
+    """Do nothing."""
     del what, done, total
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for a server that says nothing, how often to ask it, and how long to pause before the second
-    time; each pause is twice the one before."""
+class RetryPolicy:
+    """Seconds to wait for a silent server, tries per mirror, and seconds before the second try; each pause doubles."""
 
     timeout: float = 30.0
     tries: int = 4
     pause: float = 1.0
 
 
-class _RefusedError(Exception):
-    """A mirror that has not got the file, and will not have it in a minute."""
+DEFAULT_RETRIES = RetryPolicy()
 
 
-class _BrokenOffError(Exception):
-    """Something that another try may mend."""
+class _PermanentError(Exception):
+    """Error of a mirror that does not have the file; another try would fail too."""
 
 
-def download(mirrors: tuple[Mirror, ...], folder: Path, watch: Watch, patience: Patience) -> Path:
-    """The file, from `folder` if it is there and matches its checksum, else from the first mirror that gives it."""
+class _TransientError(Exception):
+    """Error that another try may avoid."""
+
+
+def fetch(
+    name: str,
+    folder: Path,
+    progress: ProgressCallback = ignore_progress,
+    *,
+    retries: RetryPolicy = DEFAULT_RETRIES,
+    catalogue: Mapping[str, CatalogueEntry] = CATALOGUE,
+) -> str:
+    """Download an image set of the catalogue into a folder, unless it is there.
+
+    An interrupted download resumes where it stopped. Files in folder/NAME that match their checksums are not downloaded
+    again, so a file may also be put there by hand. Archives are converted to folder/NAME.npz and then deleted.
+
+    Args:
+        name: Name of the set, such as "mnist" or "cifar10".
+        folder: Folder of the image sets; see `data_dir`.
+        progress: Called with the name of a file, the bytes done, and the total bytes or None.
+        retries: Timeout, tries per mirror, and pauses.
+        catalogue: Entries by name.
+
+    Returns:
+        One line that describes the files.
+
+    Raises:
+        InputError: If the catalogue has no such set.
+        FileError: If no mirror delivers a file with the right checksum, a file is damaged, or another process is
+            downloading the set.
+    """
+    entry = catalogue.get(name)
+    if entry is None:
+        raise InputError(f"{name!r}: not a set that can be downloaded. Choose from {', '.join(catalogue)}.")
+    converted = folder / f"{name}.npz"
+    if converted.is_file():
+        return f"{name}: already in {converted} ({human(converted.stat().st_size)})"
+    busy = FileError(f"{folder}: another process is downloading {name}. Wait for it.")
+    with file_lock(folder / f".{name}.lock", busy):
+        paths = [download(mirrors, folder / name, progress, retries) for mirrors in entry.files]
+        if entry.format != "idx":
+            return _convert(name, entry, paths, converted, progress)
+    size = human(sum(path.stat().st_size for path in paths))
+    return f"{name}: {len(paths)} files in {folder / name} ({size}), checksums match"
+
+
+def _convert(name: str, entry: CatalogueEntry, paths: Sequence[Path], target: Path, progress: ProgressCallback) -> str:
+    """Convert downloaded files to an .npz file, delete them, and return a line that describes the result."""
+    arrays, note = _read_arrays(entry, paths, progress)
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_bytes(target, content.getvalue())
+    for path in paths:
+        path.unlink()
+    with contextlib.suppress(OSError):  # not empty
+        paths[0].parent.rmdir()
+    counts = f"{len(arrays['y_train']):,} train and {len(arrays['y_test']):,} test images"
+    return f"{name}: {counts} in {target} ({human(target.stat().st_size)}){note}"
+
+
+def _read_arrays(
+    entry: CatalogueEntry, paths: Sequence[Path], progress: ProgressCallback
+) -> tuple[dict[str, np.ndarray], str]:
+    """Return the arrays of downloaded files and a remark on what was dropped."""
+    if entry.format == "cifar10":
+        from onefold.data.formats.cifar10 import read_cifar10
+
+        return read_cifar10(paths[0]), ""
+    if entry.format == "svhn":
+        from onefold.data.formats.svhn import read_svhn
+
+        return read_svhn(paths), ""
+    from onefold.data.formats.notmnist import read_letters
+
+    letters = read_letters(paths[0], progress)
+    note = (
+        f"; dropped from {paths[0].name}: {letters.unreadable:,} unreadable files, {letters.repeated:,} repeated "
+        f"images, {letters.ambiguous:,} in two classes"
+    )
+    return letters.arrays(), note
+
+
+def download(mirrors: Sequence[Mirror], folder: Path, progress: ProgressCallback, retries: RetryPolicy) -> Path:
+    """Return the path of a file in `folder`; download it from the first mirror that works unless it is there."""
     import pooch
 
     for mirror in mirrors:
@@ -54,61 +139,61 @@ def download(mirrors: tuple[Mirror, ...], folder: Path, watch: Watch, patience: 
             return path
     reasons: list[str] = []
     for mirror in mirrors:
-        reason = _ask(mirror, folder, watch, patience)
+        reason = _try_mirror(mirror, folder, progress, retries)
         if reason is None:
             return folder / mirror.file
         reasons.append(f"{mirror.host}: {reason}")
     names = " or ".join(dict.fromkeys(mirror.file for mirror in mirrors))
     raise FileError(
-        f"{names} could not be downloaded ({'; '.join(reasons)}): give the same command again later, or put the file "
-        f"into {folder} by hand"
+        f"{names}: download failed ({'; '.join(reasons)}). Run the same command again later, or put the file into "
+        f"{folder} by hand."
     )
 
 
-def _ask(mirror: Mirror, folder: Path, watch: Watch, patience: Patience) -> str | None:
-    """Why this mirror did not give the file; None once it has."""
+def _try_mirror(mirror: Mirror, folder: Path, progress: ProgressCallback, retries: RetryPolicy) -> str | None:
+    """Download from one mirror; return None on success, else the reason of the failure."""
     import pooch
     import requests
     import urllib3
 
     part = folder / f"{mirror.file}.part"
-    reason = "not asked"
-    for attempt in range(patience.tries):
+    reason = "no try"
+    for attempt in range(retries.tries):
         if attempt:
-            time.sleep(patience.pause * 2 ** (attempt - 1))
+            time.sleep(retries.pause * 2 ** (attempt - 1))
         resumed = _size(part) > 0
         try:
             with _quiet():
-                getter: Any = _Getter(part, watch, patience.timeout)
+                downloader: Any = _Downloader(part, progress, retries.timeout)
                 pooch.retrieve(
-                    mirror.url, known_hash=f"md5:{mirror.md5}", fname=mirror.file, path=folder, downloader=getter
+                    mirror.url, known_hash=f"md5:{mirror.md5}", fname=mirror.file, path=folder, downloader=downloader
                 )
             return None
-        except _RefusedError as error:
+        except _PermanentError as error:
             return str(error)
-        except _BrokenOffError as error:
+        except _TransientError as error:
             reason = str(error)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            reason = _in_words(error)
-        except ValueError:  # pooch's word for another checksum; it has deleted the file
-            reason = "what it sent does not match the checksum"
-            if not resumed:  # it would send the same again
+            reason = _describe(error)
+        except ValueError:  # pooch raises it for a wrong checksum, after it has deleted the file
+            reason = "wrong checksum"
+            if not resumed:  # the server would send the same again
                 return reason
-    return f"{reason} ({patience.tries} tries)"
+    return f"{reason} ({retries.tries} tries)"
 
 
-class _Getter:
-    """A downloader for pooch that goes on from a .part file, and leaves it there when it is interrupted."""
+class _Downloader:
+    """Downloader for pooch that resumes from a .part file, and keeps it when it is interrupted."""
 
-    def __init__(self, part: Path, watch: Watch, timeout: float) -> None:
-        self._part, self._watch, self._timeout = part, watch, timeout
+    def __init__(self, part: Path, progress: ProgressCallback, timeout: float) -> None:
+        self._part, self._progress, self._timeout = part, progress, timeout
 
     def __call__(self, url: str, output_file: str, pooch: object) -> None:
         del pooch
         import requests
 
         have = _size(self._part)
-        # identity: a server that unpacks or packs .gz files on their way would spoil the checksum
+        # identity: a server that compresses or inflates .gz files would change the checksum
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         with requests.get(url, headers=headers, stream=True, timeout=self._timeout) as response:
             resumes = self._check(response, have)
@@ -120,16 +205,16 @@ class _Getter:
         self._part.replace(output_file)
 
     def _check(self, response: Any, have: int) -> bool:
-        """Whether the answer goes on where the .part file ends; an error if it is no answer."""
+        """Return True if the response resumes where the .part file ends; raise an error for a failed request."""
         status = response.status_code
         if status == 206 and have and response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             return True
         if status == 200:
             return False
-        if have and status in (206, 416):  # another part than was asked for, or there is no more: begin again
+        if have and status in (206, 416):  # a part that was not requested, or no more bytes: start again
             self._part.unlink()
-            raise _BrokenOffError(f"it cannot go on after {have:,} bytes")
-        error = _BrokenOffError if status >= 500 or status in BUSY else _RefusedError
+            raise _TransientError(f"cannot resume after {have:,} bytes")
+        error = _TransientError if status >= 500 or status in RETRIED else _PermanentError
         raise error(f"HTTP {status} {response.reason or ''}".strip()[:100])
 
     def _copy(self, chunks: Iterator[bytes], done: int, total: int | None) -> None:
@@ -140,29 +225,30 @@ class _Getter:
                 for chunk in chunks:
                     done += len(chunk)
                     if max(done, total or 0) > MOST_BYTES:
-                        raise _RefusedError(f"it sends more than {human(MOST_BYTES)}")
+                        raise _PermanentError(f"sends more than {human(MOST_BYTES)}")
                     file.write(chunk)
-                    self._watch(name, done, total)
+                    self._progress(name, done, total)
                 file.flush()
                 os.fsync(file.fileno())
-        except _RefusedError:
+        except _PermanentError:
             self._part.unlink()
             raise
-        except OSError as error:  # the disk's, which gives no name; the network's are urllib3's own
+        except OSError as error:  # of the disk, without a file name; urllib3 has its own errors for the network
             raise OSError(error.errno, error.strerror or str(error), str(self._part)) from error
         if total is not None and done < total:  # older versions of urllib3 do not notice
-            raise _BrokenOffError(f"it broke off after {done:,} of {total:,} bytes")
+            raise _TransientError(f"connection lost after {done:,} of {total:,} bytes")
 
 
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
+    """Return a network error in a few words."""
     import requests
     import urllib3
 
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
-        return "it does not answer"
+        return "no answer"
     if isinstance(error, urllib3.exceptions.IncompleteRead | urllib3.exceptions.ProtocolError):
-        return "it broke off"
-    return "no connection to it"
+        return "connection lost"
+    return "no connection"
 
 
 def _size(path: Path) -> int:
@@ -175,7 +261,7 @@ def _number(text: str | None) -> int | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep pooch from announcing every attempt."""
+    """Silence the messages of pooch on every try."""
     import pooch
 
     logger = pooch.get_logger()

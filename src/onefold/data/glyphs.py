@@ -1,4 +1,4 @@
-"""Letters drawn from the fonts inside matplotlib: a strange set that ships with every installation."""
+"""Letters drawn in the fonts of matplotlib: an unfamiliar set for the digits that needs no download."""
 
 import functools
 from pathlib import Path
@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from onefold.errors import InputError
 
 LETTERS = "ABCDEFGHIJabcdefghij"
-# All are in matplotlib 3.9 and its later versions, byte for byte. The second cmmi10 stands where cmti10 was, which only
-# 3.11 has: drawn by chance from a list of the same length, the letters in other faces stayed the same.
+# All are in matplotlib 3.9 and later, byte for byte. cmmi10 occurs twice: it replaced cmti10, which only 3.11 has. The
+# list kept its length, so that the letters in the other faces stayed the same.
 FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -20,16 +20,27 @@ FACES = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
     *(f"cm{style}10" for style in ("b", "mi", "r", "ss", "mi", "tt")),
 )
-CANVAS = 32  # like the bitmaps that scikit-learn's digits were made from: 32 × 32, counted in blocks
+CANVAS = 32  # side of the bitmaps, as for the digits of scikit-learn
 
 
 def letters(count: int, seed: int = 0, size: int = 8) -> Float32[np.ndarray, "n size size"]:
-    """Letters A–J and a–j in 21 faces, turned, slanted and scaled at random, as `size` × `size` images in [0, 1].
+    """Return letters A–J and a–j in 21 faces, rotated, slanted and scaled at random.
 
-    Made as the digits were: a black-and-white bitmap whose ink is counted in blocks of equal size.
+    They are made like the digits: from a black-and-white bitmap, by the share of ink in blocks of equal size.
+
+    Args:
+        count: Number of images.
+        seed: Seed of the random numbers.
+        size: Side of an image in pixels; a divisor of 32.
+
+    Returns:
+        Grey images [count, size, size] with values in [0, 1].
+
+    Raises:
+        InputError: If 32 is not a multiple of the size.
     """
     if not 1 <= size <= CANVAS or CANVAS % size:
-        raise InputError(f"letters come in sizes that divide {CANVAS}, not {size}")
+        raise InputError(f"size: {size} is not a divisor of {CANVAS}. Use 1, 2, 4, 8, 16 or 32.")
     rng = np.random.default_rng(seed)
     images = [_letter(rng) for _ in range(count)]
     blocks = np.stack(images).reshape(count, size, CANVAS // size, size, CANVAS // size)
@@ -37,7 +48,7 @@ def letters(count: int, seed: int = 0, size: int = 8) -> Float32[np.ndarray, "n 
 
 
 def _letter(rng: np.random.Generator) -> np.ndarray:
-    """One letter as a bitmap [32, 32] of zeros and ones, filling most of its height as a size-normalised digit does."""
+    """Return a letter as a bitmap [32, 32] of zeros and ones that fills most of its height."""
     large = Image.new("L", (192, 192))
     font = _font(str(rng.choice(FACES)))
     ImageDraw.Draw(large).text((96, 96), str(rng.choice(list(LETTERS))), fill=255, font=font, anchor="mm")
@@ -47,7 +58,7 @@ def _letter(rng: np.random.Generator) -> np.ndarray:
         large.size, Image.Transform.AFFINE, (1, slant, -96 * slant, 0, 1, 0), Image.Resampling.BILINEAR
     )
     box = large.getbbox()
-    assert box is not None, "a face without this letter"
+    assert box is not None, "every face has every letter"
     ink = large.crop(box)
     height = int(rng.integers(26, 33))
     width = min(CANVAS, max(4, round(ink.width / ink.height * height * rng.uniform(0.8, 1.1))))

@@ -1,8 +1,7 @@
-"""Image sets by name, in any of the layouts they come in, checked; and one's own."""
+"""Image sets on disk, by name or by path, in several layouts; any image size, grey or colour."""
 
 import os
 import re
-import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
 from onefold.data.catalogue import CATALOGUE, IDX_FILES
-from onefold.data.idx import read_images, read_labels
-from onefold.errors import FileError, InputError, OnefoldWarning
-from onefold.inputs import ImageFolder, Picture, open_npz
+from onefold.data.formats.idx import read_images, read_labels
+from onefold.errors import FileError, InputError, warn
+from onefold.inputs import ImageFolder, open_npz
 from onefold.inputs.zip_files import ZIP_ERRORS
 
 NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
-SIDE = 28
+LONGEST_SIDE = 1024  # pixels
 MOST_CLASSES = 1000
 KMNIST_FILES = {
     "x_train": "kmnist-train-imgs.npz",
@@ -29,197 +28,257 @@ KMNIST_FILES = {
 }
 KEYS = tuple(IDX_FILES)
 IMAGES, LABELS = ("x_train", "x_test"), ("y_train", "y_test")
-FLAT_BATCH = 256
+BATCH = 256
 
-Images: TypeAlias = UInt8[np.ndarray, "n 28 28"] | Float32[np.ndarray, "n 28 28"]
-"""Bytes 0 … 255, or fractions 0 … 1."""
+Images: TypeAlias = UInt8[np.ndarray, "n *c h w"] | Float32[np.ndarray, "n *c h w"]
+"""Grey images [N, H, W] or colour images [N, 3, H, W]: bytes from 0 to 255, or floats from 0 to 1."""
 Labels: TypeAlias = Int64[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Train and test images, [N, height, width] or [N, channels, height, width], with labels 0, 1, … or without."""
+    """Train and test images of one size, grey or colour, with or without labels.
+
+    Args:
+        name: Name of the set.
+        x_train: Train images, grey [N, H, W] or colour [N, 3, H, W]: bytes from 0 to 255 or floats from 0 to 1.
+        y_train: Labels 0, 1, … [N]; None without labels.
+        x_test: Test images [M, H, W] or [M, 3, H, W].
+        y_test: Labels [M]; None without labels.
+    """
 
     name: str
-    x_train: UInt8[np.ndarray, "n *image"] | Float32[np.ndarray, "n *image"]
+    x_train: UInt8[np.ndarray, "n *c h w"] | Float32[np.ndarray, "n *c h w"]
     y_train: Int64[np.ndarray, " n"] | None
-    x_test: UInt8[np.ndarray, "m *image"] | Float32[np.ndarray, "m *image"]
+    x_test: UInt8[np.ndarray, "m *c h w"] | Float32[np.ndarray, "m *c h w"]
     y_test: Int64[np.ndarray, " m"] | None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one image: (H, W) if grey, else (3, H, W)."""
+        return self.x_train.shape[1:]
 
-class _Place(NamedTuple):
-    """Where an array lies: an idx file, or a key of an .npz file."""
+    @property
+    def channels(self) -> int:
+        """Number of channels: 1 if grey, 3 if colour."""
+        return 1 if self.x_train.ndim == 3 else self.x_train.shape[1]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 0 without labels."""
+        return 0 if self.y_train is None else int(self.y_train.max()) + 1
+
+
+class _Location(NamedTuple):
+    """Location of an array: an idx file, or an entry of an .npz file."""
 
     path: Path
     key: str | None = None
 
 
-def data_dir(given: Path | None = None) -> Path:
-    """The folder of the image sets: the one given, else $ONEFOLD_DATA, else the user's cache."""
-    if given is not None:
-        return given
-    if named := os.environ.get("ONEFOLD_DATA"):
-        return Path(named).expanduser()
+def data_dir(folder: Path | None = None) -> Path:
+    """Return the folder of the image sets.
+
+    Args:
+        folder: Used as it is; None uses $ONEFOLD_DATA or, if that is not set, the user's cache folder.
+
+    Returns:
+        The folder, which may not exist yet.
+    """
+    if folder is not None:
+        return folder
+    if variable := os.environ.get("ONEFOLD_DATA"):
+        return Path(variable).expanduser()
     import pooch
 
     return Path(pooch.os_cache("onefold"))
 
 
 def read_set(name: str, folder: Path) -> ImageSet:
-    """A set from `folder` by its name, or one's own as name=path: an .npz file, or a folder of train/ and test/.
+    """Return an image set by name, or any set by name=path.
 
-    In `folder` a set is NAME.npz with x_train, y_train, x_test and y_test; or a folder NAME of the four idx files,
-    gzipped or not, of KMNIST's own .npz files, or of train/ and test/ with a folder of images for each class.
+    In `folder` a set is one of: NAME.npz with x_train, y_train, x_test and y_test; a folder NAME with the four idx
+    files, gzipped or not; KMNIST's own .npz files; or a folder with train/ and test/, each with a folder of images for
+    each class. Images may have any size; those of image files are scaled to a common size.
+
+    Args:
+        name: Name of a set in `folder`, or name=path of an .npz file or a folder elsewhere.
+        folder: Folder of the image sets; see `data_dir`.
+
+    Returns:
+        The images and labels.
+
+    Raises:
+        InputError: If there is no such set, or its name has other characters than letters, digits, "_", "-" and ".".
+        FileError: If a file is damaged, or its arrays do not make up a set.
     """
-    name, own, path = name.partition("=")
+    name, equals, path = name.partition("=")
     if not NAME.fullmatch(name):
-        raise InputError(f"{name!r} cannot be the name of a set: use letters, digits, '_', '-' and '.'")
-    place = Path(path).expanduser() if own else _find(name, folder)
-    if place.is_dir() and not _files(place):
-        arrays = _read_pictures(place)
+        raise InputError(f"{name!r}: not a name of a set. Use letters, digits, '_', '-' and '.'.")
+    place = Path(path).expanduser() if equals else _locate(name, folder)
+    if place.is_dir() and not _array_files(place):
+        arrays = _read_image_folders(place)
     else:
-        arrays = {key: _read(where) for key, where in _places(place).items()}
-    return _checked(name, arrays, place)
+        arrays = {key: _read_array(location) for key, location in _array_locations(place).items()}
+    return _check_set(name, arrays, place)
 
 
-def found(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """The sets in a folder: their names and their files."""
+def list_sets(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the names of the sets in a folder, with their files."""
     sets: dict[str, tuple[Path, ...]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix == ".npz" and path.is_file() and NAME.fullmatch(path.stem):
             sets[path.stem] = (path,)
         elif path.is_dir() and NAME.fullmatch(path.name) and path.name not in sets:
-            files = _files(path)
+            files = _array_files(path)
             if len(files) == len(KEYS):
-                sets[path.name] = tuple(where.path for where in files.values())
-            elif not files and _has_pictures(path):
+                sets[path.name] = tuple(location.path for location in files.values())
+            elif not files and _has_image_folders(path):
                 sets[path.name] = (path,)
     return dict(sorted(sets.items()))
 
 
-def _find(name: str, folder: Path) -> Path:
+def _locate(name: str, folder: Path) -> Path:
+    """Return the file or folder of a set in `folder`."""
     for path in (folder / f"{name}.npz", folder / name):
-        if path.is_file() or (path.is_dir() and (_files(path) or _has_pictures(path))):
+        if path.is_file() or (path.is_dir() and (_array_files(path) or _has_image_folders(path))):
             return path
-    there = f"found there: {', '.join(found(folder)) or 'nothing'}"
+    available = ", ".join(list_sets(folder)) or "no sets"
     if name in CATALOGUE:
-        way = f"get it with onefold data fetch {name} --data-dir {folder}"
-        raise InputError(f"the set {name!r} is not in {folder} ({there}): {way}")
+        hint = f"Download it: onefold data fetch {name} --data-dir {folder}"
+        raise InputError(f"{name!r}: no such set in {folder} (it has {available}). {hint}")
     raise InputError(
-        f"there is no set {name!r} in {folder} ({there}); known are {', '.join(CATALOGUE)}, got with onefold data "
-        f"fetch NAME --data-dir {folder}; a set of your own is {name}=path/to/file.npz"
+        f"{name!r}: no such set in {folder} (it has {available}). Download {', '.join(CATALOGUE)} with onefold data "
+        f"fetch NAME --data-dir {folder}, or name another file: {name}=path/to/file.npz"
     )
 
 
-def _files(folder: Path) -> dict[str, _Place]:
-    """Those of the four arrays that lie in a folder as files of their official names."""
-    places: dict[str, _Place] = {}
+def _array_files(folder: Path) -> dict[str, _Location]:
+    """Return those of the four arrays that are in a folder under their usual file names."""
+    locations: dict[str, _Location] = {}
     for key in KEYS:
         stem = IDX_FILES[key]
-        choices = (_Place(folder / f"{stem}.gz"), _Place(folder / stem), _Place(folder / KMNIST_FILES[key], "arr_0"))
-        if there := [place for place in choices if place.path.is_file()]:
-            places[key] = there[0]
-    return places
-
-
-def _places(path: Path) -> dict[str, _Place]:
-    """Where the arrays of a set lie; labels may be missing from an .npz file."""
-    if path.is_dir():
-        places = _files(path)
-        absent = [key for key in KEYS if key not in places]
-        if absent:
-            names = ", ".join(f"{IDX_FILES[key]}.gz" for key in absent)
-            way = f": onefold data fetch {path.name} --data-dir {path.parent} goes on" if path.name in CATALOGUE else ""
-            raise FileError(f"{path}: lacks {names}{way}")
-        return places
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file or folder")
-    keys = _keys(path)
-    if absent := [key for key in IMAGES if key not in keys]:
-        raise FileError(
-            f"{path}: has no {' and no '.join(absent)} (found: {', '.join(sorted(keys)[:20]) or 'nothing'})"
+        choices = (
+            _Location(folder / f"{stem}.gz"),
+            _Location(folder / stem),
+            _Location(folder / KMNIST_FILES[key], "arr_0"),
         )
-    return {key: _Place(path, key) for key in KEYS if key in keys}
+        if existing := [location for location in choices if location.path.is_file()]:
+            locations[key] = existing[0]
+    return locations
 
 
-def _keys(path: Path) -> set[str]:
+def _array_locations(path: Path) -> dict[str, _Location]:
+    """Return the locations of the arrays of a set; labels may be missing from an .npz file."""
+    if path.is_dir():
+        locations = _array_files(path)
+        if missing := [key for key in KEYS if key not in locations]:
+            names = ", ".join(f"{IDX_FILES[key]}.gz" for key in missing)
+            command = f"onefold data fetch {path.name} --data-dir {path.parent}"
+            hint = f" Download the rest: {command}" if path.name in CATALOGUE else ""
+            raise FileError(f"{path}: {names} missing.{hint}")
+        return locations
+    if not path.is_file():
+        raise InputError(f"{path}: no such file or folder. Check the path.")
+    keys = _npz_keys(path)
+    if missing := [key for key in IMAGES if key not in keys]:
+        raise FileError(f"{path}: no {' and no '.join(missing)} (it has {', '.join(sorted(keys)[:20]) or 'no arrays'})")
+    return {key: _Location(path, key) for key in KEYS if key in keys}
+
+
+def _npz_keys(path: Path) -> set[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
     except ZIP_ERRORS as error:
-        raise FileError(f"{path}: is no .npz file of {', '.join(KEYS)}, or damaged ({error})") from None
+        raise FileError(f"{path}: not an .npz file of {', '.join(KEYS)}, or damaged ({error})") from None
 
 
-def _read(place: _Place) -> np.ndarray:
-    if place.key is not None:
-        return open_npz(place.path, place.key).tensor.numpy()
-    return read_images(place.path) if "images" in place.path.name else read_labels(place.path)
+def _read_array(location: _Location) -> np.ndarray:
+    if location.key is not None:
+        return open_npz(location.path, location.key).tensor.numpy()
+    return read_images(location.path) if "images" in location.path.name else read_labels(location.path)
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_image_folders(folder: Path) -> bool:
     return all((folder / part).is_dir() for part in ("train", "test"))
 
 
-def _read_pictures(folder: Path) -> dict[str, np.ndarray]:
-    """train/ and test/ as grey images of 28 × 28; labels from the names of their folders, if all are in folders."""
-    if not _has_pictures(folder):
-        raise InputError(f"{folder}: has neither idx files nor the folders train and test")
-    picture = Picture(SIDE, SIDE, 1)
-    parts = {part: ImageFolder(folder / part, picture) for part in ("train", "test")}
+def _read_image_folders(folder: Path) -> dict[str, np.ndarray]:
+    """Return the images in train/ and test/, with the names of their folders as labels if all are in folders.
+
+    The train images decide the common size, and whether the set is grey.
+    """
+    if not _has_image_folders(folder):
+        raise InputError(f"{folder}: neither idx files nor folders train and test. Check the path.")
+    train = ImageFolder(folder / "train")
+    sources = {"train": train, "test": ImageFolder(folder / "test", train.picture)}
     arrays: dict[str, np.ndarray] = {}
-    for part, source in parts.items():
-        arrays[f"x_{part}"] = np.concatenate([batch.numpy()[:, 0] for batch in source.batches(FLAT_BATCH)])
+    for part, source in sources.items():
+        arrays[f"x_{part}"] = np.concatenate([batch.numpy() for batch in source.batches(BATCH)])
         if source.skipped:
-            name, why = next(iter(source.skipped.items()))
-            left_out = f"{len(source.skipped)} could not be read and are left out, such as {name!r}: {why}"
-            warnings.warn(f"{folder / part}: of its images {left_out}", OnefoldWarning, stacklevel=2)
-    owners = {part: _owners(source.names) for part, source in parts.items()}
-    if any(None in names for names in owners.values()):
+            file, reason = next(iter(source.skipped.items()))
+            warn(f"{folder / part}: skipped {len(source.skipped)} unreadable images, such as {file!r}: {reason}")
+    class_names = {part: _class_names(source.names) for part, source in sources.items()}
+    if any(None in names for names in class_names.values()):
         return arrays
-    classes = sorted({str(name) for name in owners["train"]})
-    if strange := sorted({str(name) for name in owners["test"]} - set(classes)):
-        raise InputError(f"{folder}: test has the class {strange[0]!r}, train has not")
-    for part, names in owners.items():
+    classes = sorted({str(name) for name in class_names["train"]})
+    if extra := sorted({str(name) for name in class_names["test"]} - set(classes)):
+        raise InputError(f"{folder}: class {extra[0]!r} is in test only. Add train images of it.")
+    for part, names in class_names.items():
         arrays[f"y_{part}"] = np.array([classes.index(str(name)) for name in names], np.int64)
     return arrays
 
 
-def _owners(names: Sequence[str]) -> list[str | None]:
-    """The folder that each image lies in; None for those that lie in none."""
-    return [name.partition("/")[0] if "/" in name else None for name in names]
+def _class_names(paths: Sequence[str]) -> list[str | None]:
+    """Return the folder of each image; None for one outside of a folder."""
+    return [path.partition("/")[0] if "/" in path else None for path in paths]
 
 
-def _checked(name: str, arrays: dict[str, np.ndarray], place: Path) -> ImageSet:
-    x_train, x_test = (_images(arrays[key], f"{place}: {key}") for key in IMAGES)
-    given = [key for key in LABELS if key in arrays]
-    if len(given) == 1:
-        raise FileError(f"{place}: has {given[0]} alone: labels are needed for the train and the test images, or none")
-    if not given:
+def _check_set(name: str, arrays: dict[str, np.ndarray], place: Path) -> ImageSet:
+    x_train, x_test = (_check_images(arrays[key], f"{place}: {key}") for key in IMAGES)
+    if x_train.shape[1:] != x_test.shape[1:]:
+        shapes = f"{x_train.shape[1:]} and {x_test.shape[1:]}"
+        raise FileError(f"{place}: train and test images have different shapes, {shapes}. Scale them to one size.")
+    labels = [key for key in LABELS if key in arrays]
+    if len(labels) == 1:
+        raise FileError(f"{place}: only {labels[0]}. Labels are needed for the train and the test images, or for none.")
+    if not labels:
         return ImageSet(name, x_train, None, x_test, None)
-    y_train = _labels(arrays["y_train"], len(x_train), f"{place}: y_train")
-    y_test = _labels(arrays["y_test"], len(x_test), f"{place}: y_test")
+    y_train = _check_labels(arrays["y_train"], len(x_train), f"{place}: y_train")
+    y_test = _check_labels(arrays["y_test"], len(x_test), f"{place}: y_test")
     if y_test.max() > y_train.max():
-        raise FileError(f"{place}: y_test has the label {y_test.max()}, y_train none above {y_train.max()}")
+        raise FileError(f"{place}: label {y_test.max()} in y_test, but none above {y_train.max()} in y_train")
     return ImageSet(name, x_train, y_train, x_test, y_test)
 
 
-def _images(x: np.ndarray, what: str) -> Images:
-    if x.ndim != 3 or x.shape[1:] != (SIDE, SIDE):
-        raise FileError(f"{what} has the shape {x.shape}: grey images [N, {SIDE}, {SIDE}] are needed")
+def _check_images(x: np.ndarray, label: str) -> Images:
+    """Return grey images as [N, H, W] and colour images as [N, 3, H, W], also from [N, H, W, C]."""
+    shape = x.shape
+    if x.ndim == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3):
+        x = np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    if x.ndim == 4 and x.shape[1] == 1:
+        x = x[:, 0]
+    is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[1] == 3)
+    if not (is_image and len(x) and max(x.shape[-2:]) <= LONGEST_SIDE and min(x.shape[-2:]) >= 1):
+        raise FileError(
+            f"{label}: shape {shape} is not supported. Save grey images [N, H, W] or colour images [N, 3, H, W], of at "
+            f"most {LONGEST_SIDE} pixels a side."
+        )
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind != "f":
-        raise FileError(f"{what} holds {x.dtype}: bytes 0 … 255 (uint8) or fractions 0 … 1 (float32) are needed")
-    if not (x.min() >= 0 and x.max() <= 1):  # false for NaN, too
-        raise FileError(f"{what} has values from {x.min():g} to {x.max():g}: fractions must lie in 0 … 1")
+        raise FileError(f"{label}: dtype {x.dtype} is not supported. Save bytes from 0 to 255 or floats from 0 to 1.")
+    if not (x.min() >= 0 and x.max() <= 1):  # also false for NaN
+        raise FileError(f"{label}: values from {x.min():g} to {x.max():g}. Floats must lie between 0 and 1.")
     return x.astype(np.float32, copy=False)
 
 
-def _labels(y: np.ndarray, count: int, what: str) -> Labels:
+def _check_labels(y: np.ndarray, count: int, label: str) -> Labels:
     if y.shape != (count,):
-        raise FileError(f"{what} has the shape {y.shape}: one label for each of the {count:,} images is needed")
+        raise FileError(f"{label}: shape {y.shape}, but there are {count:,} images. Save one label for each.")
     if y.dtype.kind not in "iu" and not np.array_equal(y, np.round(y)):
-        raise FileError(f"{what} holds {y.dtype}: whole numbers 0, 1, … are needed")
+        raise FileError(f"{label}: dtype {y.dtype} with fractions. Save integers 0, 1, ….")
     if not (y.min() >= 0 and y.max() < MOST_CLASSES):
-        raise FileError(f"{what} has labels from {y.min():g} to {y.max():g}: they must lie in 0 … {MOST_CLASSES - 1}")
+        raise FileError(f"{label}: labels from {y.min():g} to {y.max():g}. They must be 0 to {MOST_CLASSES - 1}.")
     return y.astype(np.int64)

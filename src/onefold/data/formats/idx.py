@@ -1,4 +1,4 @@
-"""MNIST's idx files, plain or gzipped, of unknown origin: read within bounds, or refused by name."""
+"""The idx files of MNIST, plain or gzipped."""
 
 import gzip
 import io
@@ -14,23 +14,20 @@ from jaxtyping import UInt8
 from onefold.core.memory import available, human, require
 from onefold.errors import FileError
 
-MOST_BYTES = 2**30  # 1.3 million images; MNIST's has 47 million bytes
-LARGEST_RATIO = 1032  # deflate cannot pack more tightly
-SLACK = 2**16  # bytes by which a gzipped file may exceed what is in it
+MOST_BYTES = 2**30  # of one file; that of MNIST's train images has 47 million
+LARGEST_RATIO = 1032  # deflate cannot compress more than this
+SLACK = 2**16  # bytes by which a gzipped file may exceed its content
 CHUNK = 2**20
-UNSIGNED_BYTE = 8  # idx's code for the only type that is used here
+UNSIGNED_BYTE = 8  # the code of the only type that is supported
 
 
-def read_images(path: Path) -> UInt8[np.ndarray, "n 28 28"]:
-    """The images of an idx file."""
-    images = _read(path, ndim=3)
-    if images.shape[1:] != (28, 28):
-        raise FileError(f"{path}: has images of {images.shape[1]} × {images.shape[2]} pixels, not of 28 × 28")
-    return images
+def read_images(path: Path) -> UInt8[np.ndarray, "n h w"]:
+    """Return the images of an idx file."""
+    return _read(path, ndim=3)
 
 
 def read_labels(path: Path) -> UInt8[np.ndarray, " n"]:
-    """The labels of an idx file."""
+    """Return the labels of an idx file."""
     return _read(path, ndim=1)
 
 
@@ -38,7 +35,7 @@ def _read(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
     import torch
 
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             raise FileError(f"{path}: cannot be read (not a file)")
         with path.open("rb") as file:
             length = os.fstat(file.fileno()).st_size
@@ -57,34 +54,34 @@ def _read(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
 
 
 def _shape(content: io.BufferedIOBase, ndim: int, path: Path) -> tuple[int, ...]:
-    """What the header promises: two zeros, the type, the number of dimensions, then each as four bytes."""
+    """Return the shape in the header: two zeros, the type, the number of dimensions, then each as four bytes."""
     what = "images" if ndim == 3 else "labels"
     magic = content.read(4)
     if magic != bytes([0, 0, UNSIGNED_BYTE, ndim]):
-        raise FileError(f"{path}: is not an idx file of {what} (it begins with {magic.hex(' ') or 'nothing'})")
+        raise FileError(f"{path}: not an idx file of {what} (it begins with {magic.hex(' ') or 'nothing'})")
     header = content.read(4 * ndim)
     if len(header) < 4 * ndim:
         raise FileError(f"{path}: damaged, it ends within its header")
     shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(0, 4 * ndim, 4))
     if min(shape) < 1:
-        raise FileError(f"{path}: holds no {what}, its shape is {shape}")
+        raise FileError(f"{path}: no {what}, its shape is {shape}")
     return shape
 
 
 def _check_size(size: int, header: int, length: int, packed: bool, path: Path) -> None:
-    """Refuse before anything is read what the file cannot hold, and what nobody would put into one."""
+    """Refuse, before the content is read, a size that the file cannot have or that is over the limit."""
     if size > MOST_BYTES:
-        raise FileError(f"{path}: its header promises {human(size)}, idx files have at most {human(MOST_BYTES)}")
+        raise FileError(f"{path}: its header claims {human(size)}, idx files have at most {human(MOST_BYTES)}")
     if packed:
         fits = size + header <= LARGEST_RATIO * length and length <= size + size // 1000 + SLACK
     else:
         fits = size + header == length
     if not fits:
-        raise FileError(f"{path}: damaged, its header promises {size:,} bytes and it has {length:,}")
+        raise FileError(f"{path}: damaged, its header claims {size:,} bytes and it has {length:,}")
 
 
 def _fill(content: io.BufferedIOBase, size: int, path: Path) -> UInt8[np.ndarray, " n"]:
-    """So many bytes and no more: of what follows them, one byte is asked for."""
+    """Return so many bytes of the content; raise FileError if there are fewer or more."""
     array = np.empty(size, np.uint8)
     done = 0
     while done < size:
@@ -93,8 +90,8 @@ def _fill(content: io.BufferedIOBase, size: int, path: Path) -> UInt8[np.ndarray
             raise FileError(f"{path}: damaged, {size - done:,} of {size:,} bytes are missing")
         array[done : done + len(part)] = np.frombuffer(part, np.uint8)
         done += len(part)
-    if content.read(1):  # at its end gzip compares the checksum too
-        raise FileError(f"{path}: damaged, it goes on after the {size:,} bytes that its header promises")
+    if content.read(1):  # at the end gzip also compares the checksum
+        raise FileError(f"{path}: damaged, it continues after the {size:,} bytes that its header claims")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Closed forms and trained references: the judges of every estimator above this floor."""
+"""Exact laws of infinite ensembles in closed form, and wide networks trained as a reference."""
 
 from onefold.exact.ensemble import reference_ensemble
 from onefold.exact.gp import Gram, Law, ntk_gp

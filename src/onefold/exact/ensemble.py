@@ -1,7 +1,7 @@
-"""Wide networks trained for real, many at once: the ground that the closed forms are tested on.
+"""Ensembles of wide networks, trained in parallel: the reference for the closed forms.
 
 `train` runs full-batch gradient descent on M copies of an `NTKMLP` by `torch.func`. `reference_ensemble` uses it for
-the ensemble whose law `ntk_gp` gives; `distil.known_query` for the regression of Section 3.1.
+the ensemble whose law is `ntk_gp`, and `distil.known_query` for the regression of Section 3.1.
 """
 
 import copy
@@ -22,30 +22,38 @@ Members: TypeAlias = dict[str, Tensor]
 
 
 def check_network(net: object) -> None:
-    """Theory holds for networks in NTK parametrisation; here they have one output."""
+    """Raise InputError for networks other than an `NTKMLP` with one output."""
     if not isinstance(net, NTKMLP) or len(net.biases[-1]) != 1:
-        raise InputError("the exact laws are for an NTKMLP of one output")
+        raise InputError(f"net: {type(net).__name__} is not supported. Use an NTKMLP with one output.")
 
 
 def initial_members(net: NTKMLP, members: int, generator: Generator) -> Members:
-    """M independent draws of the parameters from N(0, 1)."""
+    """Return M independent draws of the parameters from N(0, 1)."""
     return {
         name: torch.randn(members, *p.shape, generator=generator, dtype=p.dtype) for name, p in net.named_parameters()
     }
 
 
 def outputs(net: NTKMLP, members: Members, x: Float[Tensor, "n d"]) -> Float[Tensor, "m n"]:
-    """f(x, θ_m) for every member and point; networks of one output."""
+    """Return f(x, θ_m) for every member and point."""
     return vmap(lambda params: functional_call(net, params, (x,)).squeeze(-1))(members)
 
 
 def prior_correction(
     net: NTKMLP, members: Members, x: Float[Tensor, "n d"], generator: Generator
 ) -> Float[Tensor, "m n"]:
-    """δ(x) = ∇_θ f(x, θ₀)ᵀ θ̃, with θ̃ ~ N(0, I) but zero in the last layer (He et al., 2020).
+    """Return δ(x) = ∇_θ f(x, θ₀)ᵀ θ̃ with θ̃ ~ N(0, I), zero in the last layer (He et al., 2020).
 
-    Its covariance is Θ − κ, so that f₀ + δ ~ N(0, Θ) and training leads to the NTK-GP of Eq. 6. The points must be
-    given all at once: train points and queries share one θ̃.
+    Its covariance is Θ − κ, so that f₀ + δ ~ N(0, Θ), and training leads to the NTK-GP of Eq. 6.
+
+    Args:
+        net: Network with one output, in NTK parametrisation.
+        members: Parameters θ₀ of M members.
+        x: Train points and queries together [N, D], because they share one θ̃.
+        generator: Source of θ̃.
+
+    Returns:
+        δ for every member and point [M, N].
     """
     tangents = {
         name: torch.zeros_like(p)
@@ -71,10 +79,10 @@ def train(
     momentum: float = 0.0,
     label: str = "networks",
 ) -> tuple[Members, float]:
-    """Gradient descent on ½‖f(X, θ_m) − y_m‖² for every member; the trained members and the learning rate used.
+    """Run gradient descent on ½‖f(X, θ_m) − y_m‖² for every member; return trained members and the learning rate.
 
     `lr` defaults to 1/λ_max of the first member's tangent kernel. Without momentum, steps · lr is the training time t
-    of `ntk_gp`. Momentum stays in the span of the same gradients: the same limit, sooner.
+    of `ntk_gp`. Momentum stays in the span of the same gradients, so it reaches the same limit in fewer steps.
     """
     rate = stable_rate(net, members, x) if lr is None else lr
     theta = {name: p.clone().requires_grad_() for name, p in members.items()}
@@ -87,12 +95,12 @@ def train(
         pass
     trained = {name: p.detach() for name, p in theta.items()}
     if not all(p.isfinite().all() for p in trained.values()):
-        raise TrainingError(f"training diverged at learning rate {rate:.3g}: use a smaller lr, or leave it out")
+        raise TrainingError(f"{label}: training diverged at learning rate {rate:.3g}. Use a smaller lr, or None.")
     return trained, rate
 
 
 def stable_rate(net: NTKMLP, members: Members, x: Float[Tensor, "n d"]) -> float:
-    """1/λ_max of the empirical Θ(X, X), half of the largest rate at which gradient descent is stable."""
+    """Return 1/λ_max of the empirical Θ(X, X), half of the largest rate at which gradient descent is stable."""
     first = copy.deepcopy(net)
     with torch.no_grad():
         for name, p in first.named_parameters():
@@ -114,14 +122,33 @@ def reference_ensemble(
     momentum: float = 0.0,
     label: str = "networks",
 ) -> tuple[Float[Tensor, "m q"], float]:
-    """Predictions of M trained networks at the queries, and the learning rate used.
+    """Train an ensemble of wide networks by full-batch gradient descent and return its predictions.
 
-    Plain, their law is Eq. 25 (`ntk_gp` with `nngp`); `corrected` adds the fixed function δ of He et al. (2020) to
-    every member, which makes it the NTK-GP.
+    Args:
+        net: Network with one output, in NTK parametrisation; its parameters are not used or changed.
+        x_train: Train points [N, D].
+        y_train: Targets [N].
+        x_query: Queries [Q, D].
+        members: Number of networks M.
+        steps: Steps of gradient descent.
+        generator: Source of the initial parameters.
+        corrected: Add the fixed function δ of He et al. (2020) to every member. The law of the members is then the
+            NTK-GP; without it, it is Eq. 25 (`ntk_gp` with `nngp`).
+        lr: Learning rate; None uses 1/λ_max of the tangent kernel.
+        momentum: Momentum from 0 to below 1. Without it, steps · lr is the training time t of `ntk_gp`.
+        label: Name in the progress display and in messages.
+
+    Returns:
+        Predictions [M, Q], and the learning rate.
+
+    Raises:
+        InputError: If the network is of another kind, or the numbers of points and targets differ.
+        TrainingError: If the training diverges.
     """
     check_network(net)
     if y_train.shape != x_train.shape[:1]:
-        raise InputError(f"there are {len(x_train)} train points and targets of shape {tuple(y_train.shape)}")
+        shape = tuple(y_train.shape)
+        raise InputError(f"y_train: shape {shape}, but there are {len(x_train)} train points. Pass a number for each.")
     start = initial_members(net, members, generator)
     points = torch.cat([x_train, x_query])
     delta = (

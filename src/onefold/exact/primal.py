@@ -1,7 +1,6 @@
-"""Gaussian-process regression in feature space: one pass over the data, in any batches, in any order."""
+"""Gaussian-process regression in feature space, in one pass over the data."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,15 +12,24 @@ from onefold.errors import InputError
 
 
 class PrimalGP:
-    """f = φ(x)ᵀw with w ~ N(0, I), seen through noise of variance `noise`; sums are kept in float64.
+    """Gaussian process f = φ(x)ᵀw with w ~ N(0, I), observed with noise; sums are kept in float64.
 
-    With S = ΦᵀΦ: mean = φᵀ(S + noise·I)⁻¹ΦᵀY and covariance = noise · φᵀ(S + noise·I)⁻¹φ′. Without noise the limit is
-    taken: the covariance is φᵀPφ′ with P the projection onto what no train point has shown, which is Eq. 7.
+    With S = ΦᵀΦ: mean = φᵀ(S + noise·I)⁻¹ΦᵀY and covariance = noise · φᵀ(S + noise·I)⁻¹φ′. Without noise it is the
+    limit φᵀPφ′ with P the projection onto the complement of the train features, which is Eq. 7.
+
+    Args:
+        features: Number of features D.
+        noise: Variance of the noise; 0 for the limit.
+        device: Device of the sums.
+
+    Raises:
+        InputError: If the noise is negative or not finite.
+        NotEnoughMemoryError: If matrices [D, D] do not fit into memory.
     """
 
     def __init__(self, features: int, noise: float = 0.0, device: torch.device | str = "cpu") -> None:
         if not 0 <= noise < math.inf:
-            raise InputError(f"the noise must be zero or positive, not {noise}")
+            raise InputError(f"noise: {noise} is not supported. Use zero or a positive number.")
         self.device = torch.device(device)
         require(
             6 * 8 * features**2,
@@ -35,18 +43,27 @@ class PrimalGP:
         self._factors: tuple[Tensor, Tensor] | None = None
 
     def add(self, z: Float[Tensor, "n d"], y: Float[Tensor, "n outputs"] | None = None) -> "PrimalGP":
-        """Take in more data. Batches may come at any time; the answer is that of all of them at once."""
+        """Add a batch of train data; the order and division into batches do not matter.
+
+        Args:
+            z: Features [N, D].
+            y: Targets [N, outputs]; None if only the covariance is needed.
+
+        Returns:
+            This object.
+
+        Raises:
+            InputError: If a shape is wrong, a value is NaN or infinite, or only some batches have targets.
+        """
         if not torch.isfinite(z).all() or (y is not None and not torch.isfinite(y).all()):
-            raise InputError("the features or targets hold NaN or infinity")
+            raise InputError("features or targets: NaN or infinity. Remove or replace these samples.")
         if z.shape[1:] != self.gram.shape[1:]:
-            raise InputError(f"the features have shape {tuple(z.shape)}, [N, {len(self.gram)}] was expected")
+            raise InputError(f"features: shape {tuple(z.shape)}. Pass [N, {len(self.gram)}].")
         outputs = None if self.moment is None else self.moment.shape[1]
         if y is not None and (y.ndim != 2 or len(y) != len(z) or outputs not in (None, y.shape[1])):
-            raise InputError(
-                f"the targets have shape {tuple(y.shape)}, [{len(z)}, {outputs or 'outputs'}] was expected"
-            )
+            raise InputError(f"targets: shape {tuple(y.shape)}. Pass [{len(z)}, {outputs or 'outputs'}].")
         if self.count and (y is None) != (self.moment is None):
-            raise InputError("targets must come with every batch or with none")
+            raise InputError("targets: missing in some batches. Pass them with every batch or with none.")
         z = self._double(z)
         self.gram += z.T @ z
         if y is not None:
@@ -58,74 +75,95 @@ class PrimalGP:
 
     @classmethod
     def of(cls, gram: Float64[Tensor, "d d"], noise: float) -> "PrimalGP":
-        """Of a given S."""
+        """Return the process with these sums, without targets.
+
+        Args:
+            gram: S = ΦᵀΦ [D, D].
+            noise: Variance of the noise.
+
+        Returns:
+            The process.
+        """
         self = cls(len(gram), noise, gram.device)
         self.gram = gram
         return self
 
     @property
     def root(self) -> Float64[Tensor, "d s"]:
-        """C with CCᵀ = the covariance of w."""
-        return self._solved()[1]
+        """C [D, S] with CCᵀ = the covariance of w."""
+        return self._factorise()[1]
 
     @property
     def noise(self) -> float:
+        """Variance of the noise."""
         return self._noise
 
-    def grown(self, parts: Iterable[Float[Tensor, "n d"]], noise: float) -> "PrimalGP":
-        """A copy that has taken in more features and assumes another noise; this one stays as it is."""
-        other = PrimalGP(len(self.gram), noise, self.device)
-        other.gram.copy_(self.gram)
-        other.count, other.moment = self.count, self.moment
-        for part in parts:
-            other.add(part)
-        return other
-
-    def factorised(self) -> "PrimalGP":
-        """This, with the work that the first answer would do already done."""
-        self._solved()
-        return self
-
     def mean(self, z: Float[Tensor, "q d"]) -> Float64[Tensor, "q outputs"]:
+        """Return the mean at queries.
+
+        Args:
+            z: Features of the queries [Q, D].
+
+        Returns:
+            Mean [Q, outputs].
+
+        Raises:
+            InputError: If no targets were added.
+        """
         if self.moment is None:
-            raise InputError("no targets were given, so there is no mean to predict")
-        inverse_root, _ = self._solved()
+            raise InputError("mean: no targets were added. Pass y to add().")
+        inverse_root, _ = self._factorise()
         return self._double(z) @ (inverse_root @ (inverse_root.T @ self.moment))
 
     def covariance(self, z: Float[Tensor, "q d"]) -> Float64[Tensor, "q q"]:
-        rows = self._double(z) @ self._solved()[1]
+        """Return the covariance between queries.
+
+        Args:
+            z: Features of the queries [Q, D].
+
+        Returns:
+            Covariance [Q, Q].
+        """
+        rows = self._double(z) @ self._factorise()[1]
         return rows @ rows.T
 
     def variance(self, z: Float[Tensor, "q d"]) -> Float64[Tensor, " q"]:
-        """The diagonal of the covariance: a sum of squares, so it cannot be negative."""
-        return (self._double(z) @ self._solved()[1]).square().sum(1)
+        """Return the diagonal of the covariance, as a sum of squares that cannot be negative.
 
-    def _solved(self) -> tuple[Float64[Tensor, "d r"], Float64[Tensor, "d s"]]:
-        """R with RRᵀ = (S + noise·I)⁻¹, or the pseudo-inverse of S, and C with CCᵀ = the covariance of w."""
+        Args:
+            z: Features of the queries [Q, D].
+
+        Returns:
+            Variances [Q].
+        """
+        return (self._double(z) @ self._factorise()[1]).square().sum(1)
+
+    def _factorise(self) -> tuple[Float64[Tensor, "d r"], Float64[Tensor, "d s"]]:
+        """Return R with RRᵀ = (S + noise·I)⁻¹, or the pseudo-inverse of S, and C with CCᵀ = the covariance of w."""
         if self._factors is None:
             identity = torch.eye(len(self.gram), dtype=torch.float64, device=self.device)
             lower, failed = torch.linalg.cholesky_ex(self.gram + self.noise * identity)
             if self.noise == 0 or failed:
-                self._factors = self._by_eigenvalues()
+                self._factors = self._factorise_by_eigenvalues()
             else:
                 root = torch.linalg.solve_triangular(lower, identity, upper=False).T
                 self._factors = root, root * math.sqrt(self.noise)
         return self._factors
 
-    def _by_eigenvalues(self) -> tuple[Tensor, Tensor]:
-        """For no noise, or too little for a Cholesky factor: what is zero but for rounding counts as zero."""
+    def _factorise_by_eigenvalues(self) -> tuple[Tensor, Tensor]:
+        """Return the factors without noise, or with too little for Cholesky; tiny eigenvalues count as zero."""
         values, vectors = torch.linalg.eigh(self.gram)
-        seen = values > len(values) * torch.finfo(torch.float64).eps * values[-1].clamp(min=0)
-        root = vectors[:, seen] / (values[seen] + self.noise).sqrt()
-        return root, torch.cat([vectors[:, ~seen], root * math.sqrt(self.noise)], dim=1)
+        positive = values > len(values) * torch.finfo(torch.float64).eps * values[-1].clamp(min=0)
+        root = vectors[:, positive] / (values[positive] + self.noise).sqrt()
+        return root, torch.cat([vectors[:, ~positive], root * math.sqrt(self.noise)], dim=1)
 
     def _double(self, t: Tensor) -> Tensor:
         return t.to(self.device, torch.float64)
 
 
 def last_layer_share(
-    known: Float[Tensor, "n d"], query: Float[Tensor, "q d"], noise: float = 1e-3
+    train: Float[Tensor, "n d"], query: Float[Tensor, "q d"], noise: float = 1e-3
 ) -> Float64[Tensor, " q"]:
-    """The share of the prior variance that is left: λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length, λ = noise · N/D."""
-    z, d = F.normalize(known, dim=1), known.shape[1]
+    """Return the share of prior variance that is left: λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ for unit features, λ = noise · N/D."""
+    z, d = F.normalize(train, dim=1), train.shape[1]
     return PrimalGP(d, noise * len(z) / d, z.device).add(z).variance(F.normalize(query, dim=1))

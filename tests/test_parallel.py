@@ -34,7 +34,7 @@ from onefold.distil import (
     similarity_model,
 )
 from onefold.distil.contexts import Contexts
-from onefold.distil.parallel import parallel_distillation, run_together
+from onefold.distil.parallel import parallel_distillation, run_distributed
 from onefold.errors import InputError, OnefoldError, OnefoldWarning
 from onefold.nn.nets import Standardise, random_network
 from onefold.nn.train import Recipe, Training, checkpointed
@@ -148,7 +148,7 @@ class Notes:
 def local_pairs_only(notes: Notes) -> None:
     """The wrong scheme: every process has a loss of its own pairs, and only gradients are shared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "gathered", lambda rows: rows)
+        patch.setattr(parallel, "gather", lambda rows: rows)
         notes.keep("wrong", **trained("vectors", Case.together))
 
 
@@ -163,13 +163,13 @@ def interrupted(notes: Notes, path: Path) -> None:
     again = case("images")
     place = path if notes.rank == 0 else path.with_name("nowhere")
     with (notes.folder / f"stderr.{notes.rank}").open("w") as log, contextlib.redirect_stderr(log):
-        loss = run_together(again.together(), "CSD", checkpoint=place, identity=identity, show=True)
+        loss = run_distributed(again.together(), "CSD", checkpoint=place, identity=identity, show=True)
     notes.keep("resumed", weights=weights(again.model), loss=torch.tensor(loss))
     alone = case("images")
-    run_together(alone.together(), "CSD", checkpoint=path.with_name("alone"), identity=identity)
+    run_distributed(alone.together(), "CSD", checkpoint=path.with_name("alone"), identity=identity)
     notes.keep("taken_over", weights=weights(alone.model))
     mistaken = case("images").together()
-    notes.refused("foreign", lambda: run_together(mistaken, "CSD", checkpoint=place, identity=["other"]))
+    notes.refused("foreign", lambda: run_distributed(mistaken, "CSD", checkpoint=place, identity=["other"]))
 
 
 def detector(notes: Notes) -> None:
@@ -204,7 +204,7 @@ def process(rank: int, folder: Path) -> None:
     detector(notes)
     local_pairs_only(notes)
     last = case("vectors", steps=1)
-    run_together(last.together(), "CSD")
+    run_distributed(last.together(), "CSD")
     dist.destroy_process_group()
     last.model(last.x, last.x).sum().backward()  # nothing of the group may cling to the model
     os._exit(0)  # torch's own threads, left over from the group, have been seen to abort a process as it ends
@@ -268,14 +268,14 @@ def test_two_processes_go_on_from_a_checkpoint_of_one(folder: Path) -> None:
     assert distance(first, whole, start) < DRIFT
 
 
-DIFFERENT = "InputError: the processes were given different data or settings: give all of x to each of them"
+DIFFERENT = "InputError: processes: data or settings differ. Pass all of x to each of them."
 REFUSALS = {
-    "uneven": ["InputError: 2 processes cannot share batches of 15 evenly: use a multiple, such as 14 or 16"] * 2,
+    "uneven": ["InputError: batch: 15 is not a multiple of the 2 processes. Use a multiple, such as 14 or 16."] * 2,
     "other_data": [DIFFERENT] * 2,
     "other_settings": [DIFFERENT] * 2,
     "foreign": [
         "FileError: {}/checkpoint: belongs",
-        "TrainingError: process 0 could not begin: {}/checkpoint: belongs",
+        "TrainingError: process 0 could not start: {}/checkpoint: belongs",
     ],
 }
 
@@ -299,8 +299,8 @@ def test_a_detector_is_the_same_in_every_process_and_as_good_as_from_one(folder:
 
 
 def test_without_a_process_group_nothing_is_shared() -> None:
-    assert not parallel.shared_by_processes()
-    with pytest.raises(InputError, match="no process group: start with torchrun"):
+    assert not parallel.is_distributed()
+    with pytest.raises(InputError, match="no process group. Start with torchrun"):
         case("vectors").together()
 
 
@@ -309,5 +309,5 @@ def test_a_group_that_cannot_reach_the_device_is_named(monkeypatch: pytest.Monke
     answers = {"is_initialized": True, "get_world_size": 2, "get_backend_config": "cuda:nccl"}
     for name, answer in answers.items():
         monkeypatch.setattr(dist, name, lambda answer=answer: answer)
-    with pytest.raises(InputError, match="speaks cuda:nccl, not about cpu"):
+    with pytest.raises(InputError, match="backend cuda:nccl does not support cpu"):
         case("vectors").together()

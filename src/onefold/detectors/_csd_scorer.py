@@ -68,7 +68,7 @@ def residuals(scorer: CSDScorer, train: Samples, seed: int, device: torch.device
         [torch.cat(vectors) for vectors in zip(*map(side, parts), strict=True)]
         for side in (scorer.model.left, scorer.model.right)
     )
-    truth, found = theta[pairs].double(), scorer.model.matched(left, right).to(theta.device)[pairs].double()
+    truth, found = theta[pairs].double(), scorer.model.match(left, right).to(theta.device)[pairs].double()
     spread = float((truth - truth.mean()).square().mean())
     explained = 1 - float((found - truth).square().mean()) / max(spread, 1e-30)
     own = float(theta.diagonal().mean())

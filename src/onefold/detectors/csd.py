@@ -30,7 +30,7 @@ from onefold.distil import (
     similarity_model,
 )
 from onefold.distil.contexts import Contexts
-from onefold.distil.parallel import parallel_distillation, run_together, shared_by_processes
+from onefold.distil.parallel import is_distributed, parallel_distillation, run_distributed
 from onefold.errors import InputError
 from onefold.exact.primal import last_layer_share
 from onefold.inputs.reader import Reader
@@ -241,9 +241,9 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
         given = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
         encode = scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None
-        if shared_by_processes():
+        if is_distributed():
             together = parallel_distillation(*given, encode=encode, device=self.device)
-            return run_together(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
+            return run_distributed(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
         capturable = self.kernel is None or getattr(self.kernel, "capturable", False)
         training = distillation(*given, encode=encode, device=self.device, capturable=capturable)
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)

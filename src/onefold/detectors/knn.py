@@ -14,7 +14,7 @@ from onefold.detectors._random_features import FeatureMap, check_kernel, empty_m
 from onefold.detectors.base import Detector, ExportMixin
 from onefold.detectors.export import copied
 from onefold.detectors.state import DetectorState
-from onefold.distil.fit import in_slices
+from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir
@@ -90,7 +90,7 @@ class KNN(Detector, ExportMixin):
         finished(scorer, self.device)
         bank = Reservoir(self.bank, self.seed)
         with torch.no_grad():
-            for batch in in_slices(learned.samples, self.device):
+            for batch in iterate_slices(learned.samples, self.device):
                 bank.add(scorer.features(batch))
         state = DetectorState(
             reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir

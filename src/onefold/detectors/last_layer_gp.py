@@ -17,7 +17,7 @@ from onefold.detectors._random_features import FeatureMap, check_kernel, empty_m
 from onefold.detectors.base import Detector, ExportMixin, VarianceMixin, parts
 from onefold.detectors.export import copied
 from onefold.detectors.state import DetectorState
-from onefold.distil.fit import in_slices
+from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.inputs.reader import Reader
@@ -142,7 +142,7 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
             reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir
         )
         gram = torch.zeros_like(scorer.root)
-        for batch in in_slices(learned.samples, self.device):
+        for batch in iterate_slices(learned.samples, self.device):
             self._absorb(scorer, gram, batch, None)
         return self._settled(state, gram)
 

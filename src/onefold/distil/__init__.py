@@ -1,4 +1,4 @@
-"""Contextual Similarity Distillation: the variance of an infinite ensemble as the result of one regression."""
+"""Contextual Similarity Distillation: one regression whose result is the variance of an infinite ensemble."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Where contexts come from: the train set, augmentations of it, other data, or a mixture (Section 3.3)."""
+"""Sources of contexts: the train set, augmentations of it, other data, or a mixture (Section 3.3)."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,14 +14,25 @@ from onefold.types import Indexable
 
 @runtime_checkable
 class Contexts(Protocol):
-    """A minibatch of contexts from a minibatch of train samples and the step's random numbers."""
+    """Source of contexts for the minibatches of a training."""
 
-    def __call__(self, x: Any, integers: Int[Tensor, " n"], uniforms: Float[Tensor, "n 14"]) -> Any: ...
+    def __call__(self, x: Any, integers: Int[Tensor, " n"], uniforms: Float[Tensor, "n 14"]) -> Any:
+        """Return N contexts for N train samples, as a function of the random numbers of the step.
+
+        Args:
+            x: Minibatch of N train samples.
+            integers: Random integers from [0, 2⁶²), one for each sample.
+            uniforms: Uniform random numbers from [0, 1), 14 for each sample.
+
+        Returns:
+            Minibatch of N contexts.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class TrainContexts:
-    """The train samples themselves: c_i = x_i."""
+    """The train samples as contexts: c_i = x_i."""
 
     def __call__(self, x: Any, integers: Tensor, uniforms: Tensor) -> Any:
         del integers, uniforms
@@ -30,7 +41,13 @@ class TrainContexts:
 
 @dataclass(frozen=True)
 class AugmentedContexts:
-    """The train samples through the paper's chain of augmentations, each sample with its own draw."""
+    """Augmented train samples, each with its own random numbers.
+
+    Args:
+        chain: Probabilities and ranges of the augmentations.
+        low: Smallest value of a pixel; results are clipped.
+        high: Largest value of a pixel.
+    """
 
     chain: Chain
     low: float
@@ -38,14 +55,18 @@ class AugmentedContexts:
 
     def __call__(self, x: Tensor, integers: Tensor, uniforms: Tensor) -> Tensor:
         del integers
-        if x.ndim == 3:  # grey images without an axis for it
+        if x.ndim == 3:  # grey images without an axis of channels
             return augment(x[:, None], uniforms, self.chain, self.low, self.high)[:, 0]
         return augment(x, uniforms, self.chain, self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
 class ExtraContexts:
-    """Unlabelled data, for example from the target domain."""
+    """Unlabelled data as contexts, for example from the target domain.
+
+    Args:
+        data: Samples by index; every context is drawn at random.
+    """
 
     data: Indexable
 
@@ -56,14 +77,24 @@ class ExtraContexts:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Fixed shares of every minibatch from several sources; minibatches are random, so any sample may get any."""
+    """Contexts from several sources, each with a fixed share of every minibatch.
+
+    Minibatches are random, so any sample may get a context from any source.
+
+    Args:
+        sources: Sources of contexts.
+        shares: Positive shares, one for each source; they need not add up to 1.
+
+    Raises:
+        InputError: If the numbers of sources and shares differ, or a share is not positive.
+    """
 
     sources: tuple[Contexts, ...]
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.shares) or not self.sources or min(self.shares) <= 0:
-            raise InputError("a mixture of contexts needs one positive share for each source")
+            raise InputError("shares: a mixture of contexts needs one positive share for each source")
 
     def __call__(self, x: Any, integers: Tensor, uniforms: Tensor) -> Any:
         total, count = sum(self.shares), len(integers)

@@ -1,4 +1,4 @@
-"""CSD's training, put together: networks, labels, contexts and loss, for the loop in `train`."""
+"""The training of CSD: data, labels, contexts and loss for the loop in `nn.train`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from onefold.core.memory import available
 from onefold.distil.contexts import Contexts, TrainContexts
-from onefold.distil.loss import loss_over
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
 from onefold.nn.augment import UNIFORMS
@@ -17,11 +16,11 @@ from onefold.nn.cuda_graphs import side_by_side
 from onefold.nn.train import Draws, Recipe, Training
 from onefold.types import FeatureKernel, Indexable, Kernel
 
-SLICE = 1024  # samples that go through a frozen network at once
+SLICE = 1024  # samples per pass through a frozen network
 
 
-def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
-    """All of `x` in order, part by part."""
+def iterate_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
+    """Yield all samples in order, 1,024 at a time."""
     if isinstance(x, Tensor):
         yield from x.split(SLICE)
     else:
@@ -29,17 +28,21 @@ def in_slices(x: Indexable, device: torch.device) -> Iterator[Any]:
 
 
 class Encoded:
-    """Samples as a frozen encoder sees them, kept if that is `worthwhile` and a quarter of the free memory suffices."""
+    """Samples after a frozen encoder.
+
+    The encodings are kept if `cache` is set and they fit into a quarter of the free memory; else they are computed on
+    access.
+    """
 
     @torch.no_grad()
     def __init__(
-        self, x: Indexable, encode: Callable[[Any], Tensor], device: torch.device, *, worthwhile: bool = True
+        self, x: Indexable, encode: Callable[[Any], Tensor], device: torch.device, *, cache: bool = True
     ) -> None:
         self.x, self.encode = x, encode
         few = encode(x[torch.arange(min(2, len(x)), device=device)])
         self.kept: Tensor | None = None
-        if worthwhile and few.nbytes // len(few) * len(x) < available(device) // 4:
-            self.kept = torch.cat([encode(part) for part in in_slices(x, device)])
+        if cache and few.nbytes // len(few) * len(x) < available(device) // 4:
+            self.kept = torch.cat([encode(part) for part in iterate_slices(x, device)])
         self.in_memory = self.kept is not None
 
     def __len__(self) -> int:
@@ -50,8 +53,10 @@ class Encoded:
 
 
 class Labels:
-    """Θ(x, c) for a minibatch, of unit diagonal if `normalise`; features of the train set are computed once, if that is
-    `worthwhile` and they fit into a quarter of the free memory."""
+    """Kernel values Θ(x, c) for a minibatch, with a unit diagonal if `normalise` is set.
+
+    Features of the train set are computed once if `cache` is set and they fit into a quarter of the free memory.
+    """
 
     @torch.no_grad()
     def __init__(
@@ -61,18 +66,20 @@ class Labels:
         *,
         normalise: bool,
         device: torch.device = torch.device("cpu"),  # noqa: B008
-        worthwhile: bool = True,
+        cache: bool = True,
     ) -> None:
         self.kernel, self.normalise = kernel, normalise
         self.features = kernel.features if isinstance(kernel, FeatureKernel) else None
         self.cache: Tensor | None = None
         if self.features is not None:
             few = self.features(x_train[torch.arange(min(2, len(x_train)), device=device)])
-            if worthwhile and few.nbytes // len(few) * len(x_train) < available(device) // 4:
-                self.cache = torch.cat([self._prepared(self.features(part)) for part in in_slices(x_train, device)])
+            if cache and few.nbytes // len(few) * len(x_train) < available(device) // 4:
+                self.cache = torch.cat(
+                    [self._normalise(self.features(part)) for part in iterate_slices(x_train, device)]
+                )
                 if not self.cache.isfinite().all() or not self.cache.any():
                     raise InputError(
-                        "the kernel's features of the train data are NaN, infinite, or all zero (is the data constant?)"
+                        "kernel: features of the train data are NaN, infinite, or all zero. Check for constant data."
                     )
 
     @torch.no_grad()
@@ -80,8 +87,8 @@ class Labels:
         with torch.autocast(x.device.type, enabled=False):
             if self.features is None:
                 return self._from_kernel(x, c)
-            left = self._prepared(self.features(x)) if self.cache is None else self.cache[index]
-            right = left if c is x else self._prepared(self.features(c))
+            left = self._normalise(self.features(x)) if self.cache is None else self.cache[index]
+            right = left if c is x else self._normalise(self.features(c))
             return left @ right.T
 
     def _from_kernel(self, x: Tensor, c: Tensor) -> Tensor:
@@ -92,7 +99,7 @@ class Labels:
             theta = torch.where(scale > 0, theta / scale, 0.0)
         return theta.to(x.device, torch.float32)
 
-    def _prepared(self, z: Tensor) -> Tensor:
+    def _normalise(self, z: Tensor) -> Tensor:
         return unit(z) if self.normalise else z.float()
 
 
@@ -109,24 +116,38 @@ def distillation(
     compiled: bool | None = None,
     capturable: bool = True,
 ) -> Training:
-    """The training of `model` on the data `x`, where they lie: minimise the loss over minibatches of x and contexts.
+    """Return the training of a contextual model on minibatches of train samples and contexts (Section 3.3).
 
-    With `encode`, a frozen network of somebody else's, model and kernel see encoded samples; contexts are made before
-    it. A kernel that is not `capturable` (a user's may do what no graph can hold) keeps steps that call it from being
-    captured; with contexts from the train set its features are computed once, before the first step.
+    Args:
+        model: Model to train, in place.
+        x: N train samples by index.
+        kernel: Kernel Θ of the labels.
+        contexts: Source of contexts.
+        recipe: Steps, batch size and learning rate.
+        seed: Seed of minibatches and contexts.
+        encode: Frozen encoder of a user. Model and kernel receive encoded samples; contexts are made before it.
+        device: Device of the training; None uses that of a tensor `x`, else the CPU.
+        compiled: Compile the step on a GPU; None compiles long trainings only.
+        capturable: False if the kernel cannot be part of a CUDA graph. Steps that call it are then not captured.
+
+    Returns:
+        The training: iterate it, or pass it to `nn.train.run`.
+
+    Raises:
+        InputError: If the kernel's features of the train data are NaN, infinite or all zero.
     """
     device = x.device if device is None and isinstance(x, Tensor) else device or torch.device("cpu")
-    worthwhile = recipe.steps * recipe.batch >= len(x)  # else most samples would never be asked for
-    inputs = x if encode is None else Encoded(x, encode, device, worthwhile=worthwhile)
-    labels = Labels(kernel, inputs, normalise=model.normalise, device=device, worthwhile=worthwhile)
-    own = isinstance(contexts, TrainContexts)
-    calls_kernel = labels.cache is None or not own
-    in_memory = getattr(x if encode is None or not own else inputs, "in_memory", True)
+    cache = recipe.steps * recipe.batch >= len(x)  # else most samples would never be used
+    inputs = x if encode is None else Encoded(x, encode, device, cache=cache)
+    labels = Labels(kernel, inputs, normalise=model.normalise, device=device, cache=cache)
+    same = isinstance(contexts, TrainContexts)  # contexts are the samples
+    calls_kernel = labels.cache is None or not same
+    in_memory = getattr(x if encode is None or not same else inputs, "in_memory", True)
 
     def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
         index = integers[:, 0] % len(x)
         batch = inputs[index]
-        if own:
+        if same:
             context = batch
         else:
             context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
@@ -134,7 +155,7 @@ def distillation(
         left, right, theta = side_by_side(
             [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device
         )
-        return loss_over(model.pairs, model.matched(left, right), theta)
+        return model.loss(left, right, theta)
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     parameters = [p for p in model.parameters() if p.requires_grad]

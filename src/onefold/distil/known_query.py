@@ -1,4 +1,4 @@
-"""CSD for queries known beforehand (Section 3.1): exact for wide networks, with no ensemble and no matrix inverse."""
+"""CSD for queries known in advance (Section 3.1): exact for wide networks, without ensemble or matrix inverse."""
 
 from typing import NamedTuple
 
@@ -12,10 +12,13 @@ from onefold.types import Kernel
 
 
 class KnownQueries(NamedTuple):
-    """The variance at each query (Eq. 10) and each query's regression g_{x_t} on the points asked for (Eq. 9).
+    """Variances and regressions of queries.
 
-    `clamped` is the share of variances that came out negative and were set to zero, `unlearned` what training has left
-    of its labels, ‖ĝ − labels‖ / ‖labels‖.
+    Attributes:
+        variance: Variance at each query (Eq. 10) [Q].
+        regression: Regression g_{x_t} of each query at the points (Eq. 9) [Q, P].
+        clamped: Share of variances that were negative and were set to zero.
+        unlearned: Relative error of the trained networks on their labels, ‖ĝ − labels‖ / ‖labels‖.
     """
 
     variance: Float[Tensor, " q"]
@@ -36,20 +39,36 @@ def distil_known_queries(
     shrink: float = 1.0,
     label: str = "known queries",
 ) -> KnownQueries:
-    """Train ĝ = g − g₀ by gradient descent on the labels Θ(X, x_t), one copy of `net` for each query x_t.
+    """Train a copy of a network for each query, and return the variances at the queries.
 
-    ĝ starts at zero, so in the wide limit it ends at Θ(x, X) Θ(X, X)⁻¹ Θ(X, x_t) (Eq. 9), and
-    V(x_t) = Θ(x_t, x_t) − ĝ(x_t) (Eq. 10). Every copy starts from the parameters that `net` has; `net` is not changed.
+    The copy for x_t minimises the error of ĝ = g − g₀ on the labels Θ(X, x_t) by gradient descent. ĝ starts at zero, so
+    in the wide limit it ends at Θ(x, X) Θ(X, X)⁻¹ Θ(X, x_t) (Eq. 9), and V(x_t) = Θ(x_t, x_t) − ĝ(x_t) (Eq. 10).
 
-    `shrink` < 1 trains on shrink · Θ(X, x_t) and divides by it afterwards: the limit is linear in its labels, and with
-    small ones a network of finite width moves less and stays closer to it.
+    Args:
+        net: Network with one output, in NTK parametrisation; every copy starts from its parameters.
+        kernel: Tangent kernel Θ.
+        x_train: Train points X [N, D].
+        x_query: Queries [Q, D].
+        points: Points of the returned regressions [P, D]; None uses the queries.
+        steps: Steps of gradient descent.
+        momentum: Momentum from 0 to below 1.
+        shrink: Train on shrink · Θ(X, x_t) and divide the result by it. The limit is linear in its labels; with small
+            ones a network of finite width moves less and stays closer to the limit.
+        label: Name in the progress display and in messages.
+
+    Returns:
+        Variances, regressions, share of clamped variances, and relative error on the labels.
+
+    Raises:
+        InputError: If the network is of another kind.
+        TrainingError: If the training diverges.
     """
     check_network(net)
     start = {name: p.detach().expand(len(x_query), *p.shape).clone() for name, p in net.named_parameters()}
     labels = kernel(x_query, x_train).to(x_train)
     with torch.no_grad():
-        at_start = net(x_train).squeeze(-1)
-    trained, _ = train(net, start, x_train, shrink * labels + at_start, steps=steps, momentum=momentum, label=label)
+        initial = net(x_train).squeeze(-1)
+    trained, _ = train(net, start, x_train, shrink * labels + initial, steps=steps, momentum=momentum, label=label)
 
     def regression(x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The loss of CSD."""
+"""The loss of CSD over the pairs of a minibatch."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -10,10 +10,18 @@ PAIRS = get_args(Pairs)
 
 
 def similarity_loss(g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Eq. 15 over all pairs of a minibatch: mean of the diagonal + mean of the rest of ½(g(x_i, c_j) − Θ(x_i, c_j))².
+    """Return the loss of Eq. 15 over all pairs of a minibatch.
 
-    The two means are kept apart as in the supplement ("Data and context sampling"): the N diagonal pairs, each an input
-    with its own context, would drown among the N² − N others.
+    The squared errors are ½(g(x_i, c_j) − Θ(x_i, c_j))². The loss is their mean over the diagonal plus their mean over
+    the other pairs (supplement, "Data and context sampling"): in a mean over all pairs, the N diagonal pairs of an
+    input with its own context would have too little weight against the N² − N others.
+
+    Args:
+        g: Outputs of the model for all pairs [N, N].
+        labels: Kernel values Θ(x_i, c_j) [N, N].
+
+    Returns:
+        Scalar loss.
     """
     n = len(g)
     errors = 0.5 * (g - labels).square()
@@ -22,14 +30,21 @@ def similarity_loss(g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Fl
 
 
 def random_pairs_loss(g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Eq. 15 as it stands: the mean over N random pairs of ½(g(x_i, c_i) − Θ(x_i, c_i))².
+    """Return the loss of Eq. 15 as printed: the mean of ½(g(x_i, c_j) − Θ(x_i, c_j))² over N random pairs.
 
-    Minibatches are random, so that x_i with the context of the next sample is a random pair.
+    Minibatches are random, so a sample and the context of the next sample are a random pair.
+
+    Args:
+        g: Outputs of the model for all pairs [N, N].
+        labels: Kernel values Θ(x_i, c_j) [N, N].
+
+    Returns:
+        Scalar loss.
     """
     errors = 0.5 * (g - labels).square()
     return errors.roll(-1, dims=1).diagonal().mean()
 
 
-def loss_over(pairs: Pairs, g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """The loss over these pairs of a minibatch."""
+def pair_loss(pairs: Pairs, g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Return the loss over all pairs of a minibatch, or over N random ones."""
     return similarity_loss(g, labels) if pairs == "all" else random_pairs_loss(g, labels)

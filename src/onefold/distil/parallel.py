@@ -1,9 +1,9 @@
-"""CSD's training on several devices: one process for each, started by torchrun, and one loss of the whole minibatch.
+"""Data-parallel training of CSD: one process per device, started by torchrun, and one loss of the whole minibatch.
 
-The loss couples all pairs of a minibatch, so losses of its parts do not add up to it. Every process draws the same
-minibatch, computes vectors and labels of its own rows, and exchanges them with the others; each then has the loss of
-all pairs. Up to rounding, the weights are those of one process with the whole minibatch, and so are the checkpoints:
-a training may go on with another number of processes.
+The loss couples all pairs of a minibatch, so it is not the sum of losses of its parts. Every process draws the same
+minibatch, computes vectors and labels of a part of its rows, and exchanges them with the others. Each then computes the
+loss of all pairs. Up to rounding, weights and checkpoints are those of a single process, so a training may be resumed
+with another number of processes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,34 +23,33 @@ from onefold.core.batches import named
 from onefold.core.storage import fingerprint
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.fit import Encoded, Labels
-from onefold.distil.loss import loss_over
+from onefold.distil.loss import pair_loss
 from onefold.distil.model import Similarity
 from onefold.errors import InputError, TrainingError
 from onefold.nn.augment import UNIFORMS
 from onefold.nn.train import Draws, Recipe, Training, Update, run
 from onefold.types import Indexable, Kernel
 
-COMPARED = 8  # samples by which processes find out whether they were given the same data
+COMPARED = 8  # samples by which processes check that they have the same data
 
 
-def shared_by_processes() -> bool:
-    """Whether this process is one of several that train together."""
+def is_distributed() -> bool:
+    """Return True if this process is one of several that train one model."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def gathered(rows: Shaped[Tensor, "share *row"]) -> Shaped[Tensor, "n *row"]:
-    """The rows of all processes, one process after the other; gradients flow to this one's rows only.
+def gather(rows: Shaped[Tensor, "share *row"]) -> Shaped[Tensor, "n *row"]:
+    """Return the rows of all processes in the order of their ranks; gradients flow to the rows of this process only.
 
-    All processes compute the same loss of the gathered rows, and ∂L/∂θ is the sum of what flows through each process's
-    rows. DistributedDataParallel takes the mean over the W processes instead of the sum; the gradient of the rows is
-    therefore multiplied by W, and W · 1/W leaves ∂L/∂θ of the whole minibatch. (The differentiable all_gather of
-    torch.distributed.nn has the same factor, as it adds up W equal gradients; but torch 2.13 deprecates it, and the
-    adding up is one more exchange in every step.)
+    All processes compute the same loss of the gathered rows, and ∂L/∂θ is the sum of the gradients through the rows of
+    each process. DistributedDataParallel takes their mean over the W processes, so the gradient of the rows is
+    multiplied by W here. The differentiable all_gather of torch.distributed.nn has the same factor, but torch 2.13
+    deprecates it, and it needs one more exchange per step.
     """
     world = dist.get_world_size()
-    own = rows.detach().contiguous()
-    parts = [torch.empty_like(own) for _ in range(world)]
-    dist.all_gather(parts, own)
+    local = rows.detach().contiguous()
+    parts = [torch.empty_like(local) for _ in range(world)]
+    dist.all_gather(parts, local)
     if rows.requires_grad:
         rows.register_hook(lambda gradient: world * gradient)
         parts[dist.get_rank()] = rows
@@ -58,20 +57,20 @@ def gathered(rows: Shaped[Tensor, "share *row"]) -> Shaped[Tensor, "n *row"]:
 
 
 class SharedLabels(Labels):
-    """Θ(x, c) for all pairs of a minibatch, in the order of `gathered`, from each process's own rows."""
+    """Kernel values of all pairs of a minibatch, in the order of `gather`; each process computes its rows."""
 
     @torch.no_grad()
     def __call__(self, index: Int[Tensor, " share"], x: Tensor, c: Tensor) -> Float[Tensor, "n n"]:
         with torch.autocast(x.device.type, enabled=False):
             if self.features is None:
-                return gathered(self._from_kernel(x, gathered(c)))
-            left = gathered(self._prepared(self.features(x)) if self.cache is None else self.cache[index])
-            right = left if c is x else gathered(self._prepared(self.features(c)))
+                return gather(self._from_kernel(x, gather(c)))
+            left = gather(self._normalise(self.features(x)) if self.cache is None else self.cache[index])
+            right = left if c is x else gather(self._normalise(self.features(c)))
             return left @ right.T
 
 
-class Towers(nn.Module):
-    """φ(x) and ψ(c), and with `small_init` what they were at the start, in the one forward pass that DDP wants."""
+class _Towers(nn.Module):
+    """The networks φ and ψ and, with `small_init`, φ₀ and ψ₀ in one forward pass, as DDP requires."""
 
     def __init__(self, model: Similarity) -> None:
         super().__init__()
@@ -82,40 +81,40 @@ class Towers(nn.Module):
 
 
 class SharedSimilarity:
-    """g(x, c) of `model` for all pairs of a minibatch, in the order of `gathered`, from each process's own rows."""
+    """The model for all pairs of a minibatch, in the order of `gather`; each process computes its rows."""
 
     def __init__(self, model: Similarity) -> None:
-        self.towers = DistributedDataParallel(Towers(model))  # all begin with the weights and buffers of process 0
+        self.towers = DistributedDataParallel(_Towers(model))  # copies the weights of process 0 to all
         self.pairs = Similarity(nn.Identity(), nn.Identity(), normalise=model.normalise, scale=model.scale)
 
     def __call__(self, x: Any, c: Any) -> Float[Tensor, "n n"]:
-        phi, psi, *start = map(gathered, self.towers(x, c))
+        phi, psi, *start = map(gather, self.towers(x, c))
         return self.pairs(phi, psi) - self.pairs(*start) if start else self.pairs(phi, psi)
 
 
 class ParallelTraining(Training):
-    """A training that begins in every process where it does in process 0, which alone knows of checkpoints."""
+    """Training that starts in every process from the state of process 0, which alone handles checkpoints."""
 
-    begun = False
+    started = False
 
     def __iter__(self) -> Iterator[Update]:
-        self.begun = True
-        problem = _from_first(b"", self.device)
+        self.started = True
+        problem = _broadcast(b"", self.device)
         if problem:
-            raise TrainingError(f"process 0 could not begin: {problem.decode()}")
+            raise TrainingError(f"process 0 could not start: {problem.decode()}")
         if dist.get_rank() == 0:
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state().items()}
-            _from_first(to_safetensors(plain), self.device)
+            _broadcast(to_safetensors(plain), self.device)
         else:
-            self.restore(from_safetensors(_from_first(b"", self.device)))
+            self.restore(from_safetensors(_broadcast(b"", self.device)))
         yield from super().__iter__()
 
-    def call_off(self, error: Exception) -> None:
-        """Tell the others, who wait for process 0 to begin, that it will not."""
-        _from_first((str(error) or type(error).__name__).encode(), self.device)
+    def cancel(self, error: Exception) -> None:
+        """Raise an error in the other processes, which wait for process 0."""
+        _broadcast((str(error) or type(error).__name__).encode(), self.device)
 
 
-def run_together(
+def run_distributed(
     training: ParallelTraining,
     label: str,
     *,
@@ -123,14 +122,14 @@ def run_together(
     identity: Sequence[Any] = (),
     show: bool | None = None,
 ) -> float:
-    """`train.run` in every process: process 0 shows progress, reads and writes the checkpoint; all end alike."""
+    """Call `nn.train.run` in every process; process 0 displays progress and handles the checkpoint."""
     if dist.get_rank() > 0:
         return run(training, label, show=False)
     try:
         return run(training, label, checkpoint=checkpoint, identity=identity, show=show)
     except Exception as error:
-        if not training.begun:
-            training.call_off(error)
+        if not training.started:
+            training.cancel(error)
         raise
 
 
@@ -145,10 +144,10 @@ def parallel_distillation(
     encode: Callable[[Any], Tensor] | None = None,
     device: torch.device,
 ) -> ParallelTraining:
-    """`distillation`, shared by all processes of torch.distributed: each calls it with the same arguments but `device`.
+    """Return the data-parallel form of `distillation`; every process calls it with the same arguments but `device`.
 
-    Process r of W takes rows r, r + W, … of every minibatch. Rows are independent of each other but in a `Mixture` of
-    contexts: its shares are rounded to whole rows of each process. On a GPU, steps are not captured as graphs.
+    Process r of W takes the rows r, r + W, … of every minibatch. Rows are independent of each other, except that the
+    shares of a `Mixture` are rounded to whole rows of each process. On a GPU, steps are not captured as graphs.
     """
     _check_processes(recipe.batch, device)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -157,55 +156,57 @@ def parallel_distillation(
     similarity = SharedSimilarity(model)
     inputs = x if encode is None else Encoded(x, encode, device)
     labels = SharedLabels(kernel, inputs, normalise=model.normalise, device=device)
-    own = isinstance(contexts, TrainContexts)
+    same = isinstance(contexts, TrainContexts)  # contexts are the samples
     rows = slice(dist.get_rank(), None, dist.get_world_size())
 
     def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
         index = integers[rows, 0] % len(x)
         batch = context = inputs[index]
-        if not own:
+        if not same:
             context = contexts(batch if encode is None else x[index], integers[rows, 1], uniforms[rows])
             context = context if encode is None else encode(context)
-        return loss_over(model.pairs, similarity(batch, context), labels(index, batch, context))
+        return pair_loss(model.pairs, similarity(batch, context), labels(index, batch, context))
 
     draws = Draws(recipe.batch, 2, UNIFORMS, seed, device)
     return ParallelTraining(parameters, loss, recipe, draws, captured=False, bf16=True)
 
 
 def _check_processes(batch: int, device: torch.device) -> None:
-    """Processes that can talk about tensors on this device, and a minibatch that they can share."""
+    """Raise InputError without a process group for this device, or if the minibatch cannot be divided."""
     if not (dist.is_available() and dist.is_initialized()):
-        raise InputError("no process group: start with torchrun and call torch.distributed.init_process_group() first")
+        raise InputError("no process group. Start with torchrun and call torch.distributed.init_process_group() first.")
     world, backends = dist.get_world_size(), dist.get_backend_config()
     if f"{device.type}:" not in backends:
-        raise InputError(f"the process group speaks {backends}, not about {device.type}: change its backend or device=")
+        raise InputError(
+            f"process group: backend {backends} does not support {device.type}. Change the backend or device=."
+        )
     if batch % world != 0:
         below, above = batch // world * world, (batch // world + 1) * world
         sizes = f"{below} or {above}" if below >= 2 else f"{above}"
-        raise InputError(f"{world} processes cannot share batches of {batch} evenly: use a multiple, such as {sizes}")
+        raise InputError(f"batch: {batch} is not a multiple of the {world} processes. Use a multiple, such as {sizes}.")
 
 
 def _check_agreement(settings: Sequence[Any], device: torch.device) -> None:
-    """The same settings everywhere; the first exchange, where processes on one GPU find out about each other."""
+    """Raise InputError if settings differ between processes. As the first exchange it also fails on a shared GPU."""
     digest = torch.frombuffer(bytearray.fromhex(fingerprint(*settings)), dtype=torch.uint8)
     try:
-        digests = gathered(digest[None].to(device))
+        digests = gather(digest[None].to(device))
     except dist.DistBackendError as error:
         raise InputError(
-            "the processes cannot exchange data; does each have a GPU of its own, as with "
-            f"device=f\"cuda:{{os.environ['LOCAL_RANK']}}\"? ({str(error).splitlines()[-1]})"
+            f"processes: cannot exchange data ({str(error).splitlines()[-1]}). Use one GPU per process, as with "
+            "device=f\"cuda:{os.environ['LOCAL_RANK']}\"."
         ) from error
     if (digests != digests[0]).any():
-        raise InputError("the processes were given different data or settings: give all of x to each of them")
+        raise InputError("processes: data or settings differ. Pass all of x to each of them.")
 
 
-def _from_first(content: bytes, device: torch.device) -> bytes:
-    """What process 0 has as `content`, in every process."""
+def _broadcast(content: bytes, device: torch.device) -> bytes:
+    """Return the `content` of process 0 in every process."""
     size = torch.tensor(len(content), device=device)
     dist.broadcast(size, src=0)
     if not size:
         return b""
-    mine = bytearray(content) if dist.get_rank() == 0 else bytearray(int(size))
-    buffer = torch.frombuffer(mine, dtype=torch.uint8).to(device)
+    bytes_ = bytearray(content) if dist.get_rank() == 0 else bytearray(int(size))
+    buffer = torch.frombuffer(bytes_, dtype=torch.uint8).to(device)
     dist.broadcast(buffer, src=0)
     return buffer.cpu().numpy().tobytes()

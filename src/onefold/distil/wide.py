@@ -1,4 +1,4 @@
-"""The contextual model in the regime of the theory: wide networks, full-batch gradient descent, all pairs."""
+"""The contextual model as in the theory: wide networks, full-batch gradient descent, all pairs."""
 
 import math
 
@@ -16,7 +16,17 @@ from onefold.types import Kernel
 
 
 def wide_similarity(inputs: int, law: InfiniteMLP, width: int, generator: Generator) -> Similarity:
-    """ĝ(x, c) = (φ(x)ᵀψ(c) − φ₀(x)ᵀψ₀(c)) / √K with K = width, whose tangent kernel tends to PairKernel(law, law)."""
+    """Return the model ĝ(x, c) = (φ(x)ᵀψ(c) − φ₀(x)ᵀψ₀(c)) / √K, whose tangent kernel tends to PairKernel(law, law).
+
+    Args:
+        inputs: Number of features of an input.
+        law: Activation, depth and scales of both networks.
+        width: Width of the hidden layers, and number of outputs K.
+        generator: Source of the initial parameters.
+
+    Returns:
+        The model.
+    """
     phi, psi = (
         NTKMLP(
             inputs,
@@ -44,10 +54,27 @@ def distil_wide(
     shrink: float = 1.0,
     label: str = "CSD",
 ) -> float:
-    """Gradient descent on ½ Σ (ĝ(x_i, c_j) − shrink · Θ(x_i, c_j))² over all pairs, in place; the share left unlearned.
+    """Minimise ½ Σ (ĝ(x_i, c_j) − shrink · Θ(x_i, c_j))² over all pairs by gradient descent, in place.
 
-    The rate is 1/λ_max of Θ_g over the pairs. What is returned is ‖ĝ − labels‖ / ‖labels‖; for `shrink` see
-    `distil_known_queries`: the model then gives shrink times the similarity.
+    The learning rate is 1/λ_max of the pair kernel over the pairs.
+
+    Args:
+        model: Model to train.
+        pair_kernel: Tangent kernel of the model.
+        labels: Kernel Θ of the labels.
+        x: N inputs [N, D].
+        c: M contexts [M, D].
+        steps: Steps of gradient descent.
+        momentum: Momentum from 0 to below 1.
+        shrink: Factor of the labels; see `distil_known_queries`. The trained model returns shrink · Θ.
+        label: Name in the progress display and in messages.
+
+    Returns:
+        Relative error on the labels, ‖ĝ − labels‖ / ‖labels‖.
+
+    Raises:
+        NotEnoughMemoryError: If the kernel matrix over the pairs does not fit into memory.
+        TrainingError: If the training diverges.
     """
     check_pairs(len(x) * len(c))
     pairs = all_pairs(x, c)
@@ -61,14 +88,14 @@ def distil_wide(
     for _ in show_updates(descend(parameters, loss, steps=steps, rate=rate, momentum=momentum), steps, label):
         pass
     with torch.no_grad():
-        left = float((model(x, c) - target).norm() / target.norm())
-    if not math.isfinite(left):
-        raise TrainingError(f"{label}: training diverged; use a smaller momentum, or a wider model")
-    return left
+        error = float((model(x, c) - target).norm() / target.norm())
+    if not math.isfinite(error):
+        raise TrainingError(f"{label}: training diverged. Use a smaller momentum or a wider model.")
+    return error
 
 
 def _largest_eigenvalue(matrix: Float[Tensor, "n n"], iterations: int = 50) -> float:
-    """By power iteration from a random vector."""
+    """Return the largest eigenvalue, by power iteration from a random vector."""
     vector = torch.randn(len(matrix), dtype=matrix.dtype, generator=Generator().manual_seed(0))
     for _ in range(iterations):
         vector = matrix @ vector

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from onefold.core.moments import DecayingMoments, Moments
-from onefold.distil.loss import similarity_loss
-from onefold.distil.model import Architecture, Similarity, apart, inner_products, similarity_model, unit
+from onefold.distil.model import Architecture, Similarity, half_squared_distance, inner_products, similarity_model, unit
 from onefold.errors import InputError
 from onefold.nn.cuda_graphs import side_by_side
 from onefold.nn.nets import Prior, RNDScorer, Standardise, backbone, random_network, trunks
@@ -121,7 +120,7 @@ class CSDNetworks(nn.Module):
             return self._variance(self.prior(x) - self.centre, self.model.gap(x))
         x, (phi, psi, prior) = self.standardise(x), self._networks
         left, right, features = trunks((phi, psi, prior), (x, x, x))
-        gap = apart(unit(phi.mlp(left)), unit(psi.mlp(right)))
+        gap = half_squared_distance(unit(phi.mlp(left)), unit(psi.mlp(right)))
         return self._variance(prior.mlp.features(features) - self.centre, gap)
 
     def value_and_loss(
@@ -141,8 +140,8 @@ class CSDNetworks(nn.Module):
         left, right, right_of_x, prior, prior_contexts = passes(x, contexts)
         prior, prior_contexts = prior - self.centre, prior_contexts - self.centre
         labels = inner_products(unit(prior), unit(prior_contexts))
-        value = self._variance(prior, apart(left, right_of_x)).detach()
-        return value, similarity_loss(self.model.matched([left], [right]), labels)
+        value = self._variance(prior, half_squared_distance(left, right_of_x)).detach()
+        return value, self.model.loss([left], [right], labels)
 
     def _separate_passes(self, x: Tensor, contexts: Tensor) -> tuple[Tensor, ...]:
         """Return φ̄(x), ψ̄(c), ψ̄(x), φ₀(x) and φ₀(c); gradients flow through the first two."""

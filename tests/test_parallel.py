@@ -300,7 +300,7 @@ def test_a_detector_is_the_same_in_every_process_and_as_good_as_from_one(folder:
 
 def test_without_a_process_group_nothing_is_shared() -> None:
     assert not parallel.is_distributed()
-    with pytest.raises(InputError, match="no process group. Start with torchrun"):
+    with pytest.raises(InputError, match=r"no process group\. Start with torchrun"):
         case("vectors").together()
 
 

@@ -76,7 +76,7 @@ def small_demo() -> Any:
     data, rng = demo.sets(), np.random.default_rng(0)
     names = ("CSD", "CSD-Aug", "<script>alert(1)</script>")
     outcomes = [
-        demo.Outcome(name, "a & b", 1.0, 0.1, rng.random(500), {s: 0.3 + rng.random(500) for s in data.strange})
+        demo.Outcome(name, "a & b", 1.0, 0.1, rng.random(500), {s: 0.3 + rng.random(500) for s in data.unfamiliar})
         for name in names
     ]
     return demo.summary(outcomes, data, 0), outcomes, data

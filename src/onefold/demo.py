@@ -1,4 +1,4 @@
-"""The demo: handwritten digits as the familiar set, letters, perturbed digits and noise as the strange ones."""
+"""The demo: detectors fitted on handwritten digits, tested on letters, perturbed digits and noise."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,48 +28,48 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
 
 
 class Sets(NamedTuple):
-    """Familiar digits, train and held-out, and the strange sets by name."""
+    """Familiar digits, train and test, and the unfamiliar sets by name."""
 
     familiar: Digits
-    strange: dict[str, Float[np.ndarray, "n 8 8"]]
+    unfamiliar: dict[str, Float[np.ndarray, "n 8 8"]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method's scores and figures, in per cent but for the seconds."""
+    """Scores of one method on the familiar test set and on the unfamiliar sets, and its times."""
 
     name: str
     note: str
     fit_seconds: float
     score_seconds: float
     familiar: NDArray[np.float64]
-    strange: dict[str, NDArray[np.float64]]
+    unfamiliar: dict[str, NDArray[np.float64]]
 
     @property
     def figures(self) -> dict[str, dict[str, float]]:
-        """Every metric against every strange set, and their mean."""
+        """Every metric on every unfamiliar set, and the mean over the sets, in per cent."""
         table = {
-            metric: {name: 100 * measure(self.familiar, scores) for name, scores in self.strange.items()}
+            metric: {name: 100 * measure(self.familiar, scores) for name, scores in self.unfamiliar.items()}
             for metric, measure in METRICS.items()
         }
         return {metric: {**row, "mean": float(np.mean(list(row.values())))} for metric, row in table.items()}
 
 
 def sets(seed: int = 0) -> Sets:
-    """The data of the demo; everything comes with the installation."""
+    """Return the data of the demo; it needs no download."""
     familiar = digits(seed)
     count = len(familiar.x_test)
-    strange = {
+    unfamiliar = {
         "letters": letters(count, seed),
         "perturbed digits": perturb(familiar.x_test, seed),
         "perturbed, clipped": perturb(familiar.x_test, seed, clip=True),
         "noise": np.random.default_rng(seed).random((count, 8, 8), dtype=np.float32),
     }
-    return Sets(familiar, strange)
+    return Sets(familiar, unfamiliar)
 
 
 def compare(data: Sets, seed: int = 0) -> Iterator[Outcome]:
-    """Fit and score one method after another, each by its default score, fixed beforehand."""
+    """Yield the outcome of each method with its default score; settings were fixed in advance."""
     small = Architecture(channels=(16,))
     x, y = data.familiar.x_train, data.familiar.y_train
     csd = CSD(augment=0.0, recipe=RECIPE, architecture=small, seed=seed)
@@ -85,7 +85,7 @@ def compare(data: Sets, seed: int = 0) -> Iterator[Outcome]:
 
 
 def summary(outcomes: list[Outcome], data: Sets, seed: int) -> dict[str, Any]:
-    """What the result file holds."""
+    """Return the content of the result file."""
     return {
         **provenance(pick_device("auto")),
         "seed": seed,
@@ -101,9 +101,10 @@ def summary(outcomes: list[Outcome], data: Sets, seed: int) -> dict[str, Any]:
 
 
 def _measure(name: str, note: str, method: Any, fit: Callable[[], Any], data: Sets) -> Outcome:
+    """Fit a method and return its scores and times."""
     started = time.perf_counter()
     fit()
     fitted = time.perf_counter()
     familiar = method.score(data.familiar.x_test)
-    strange = {label: method.score(x) for label, x in data.strange.items()}
-    return Outcome(name, note, fitted - started, time.perf_counter() - fitted, familiar, strange)
+    unfamiliar = {label: method.score(x) for label, x in data.unfamiliar.items()}
+    return Outcome(name, note, fitted - started, time.perf_counter() - fitted, familiar, unfamiliar)

@@ -1,4 +1,4 @@
-"""The paper's two toy figures, computed: regressions for known queries in 1-D, and four variances in 2-D."""
+"""Data of the two toy figures of the paper: regressions for queries in 1-D, and four variances in 2-D."""
 
 import itertools
 import math
@@ -23,14 +23,14 @@ from onefold.nn.nets import NTKMLP
 from onefold.types import Kernel
 
 LAW = infinite(1, activation="erf", w_std=3.0, b_std=3.0)
-SHRINK = 0.01  # share of the labels that is trained on: keeps networks of these widths near their wide limit
-EXTENT = 2.5  # of the plane: queries and contexts lie in [−EXTENT, EXTENT]²
+SHRINK = 0.01  # factor of the labels in training; keeps networks of these widths close to their wide limit
+EXTENT = 2.5  # queries and contexts lie in [−EXTENT, EXTENT]²
 CSD_WIDTH = 1024
 EXACT, LAST_LAYER = "exact NTK-GP", "CSD, last layer"
 
 
 class Line(NamedTuple):
-    """Figure (a): for each query x_t the prior kernel Θ(x, x_t) and the trained regression g_{x_t}(x)."""
+    """Data of figure (a): for each query x_t the kernel Θ(x, x_t) and the trained regression g_{x_t}(x) on a grid."""
 
     x_train: NDArray[np.float32]
     x_query: NDArray[np.float32]
@@ -43,19 +43,19 @@ class Line(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """Figure (b): variances on a square grid, by name, and the train points."""
+    """Data of figure (b): the train points, and variances on a square grid by name."""
 
     x_train: Float[np.ndarray, "n 2"]
     variances: dict[str, Float[np.ndarray, "g g"]]
 
 
 def line(seed: int = 0, width: int = 16384, steps: int = 1000) -> Line:
-    """Section 3.1 in one dimension, with Eq. 10 beside Eq. 7."""
+    """Return the method of Section 3.1 in one dimension, with variances by Eq. 10 and by Eq. 7."""
     x = torch.tensor([[-1.7], [-1.3], [-0.2], [0.35], [1.5]])
     query = torch.tensor([[-2.5], [-0.75], [0.1], [0.9]])
     grid = torch.linspace(-3, 3, 241)[:, None]
     net = _network(1, width, Generator().manual_seed(seed))
-    known = distil_known_queries(net, LAW, x, query, grid, steps=steps, shrink=SHRINK, label="known queries")
+    distilled = distil_known_queries(net, LAW, x, query, grid, steps=steps, shrink=SHRINK, label="known queries")
     exact = ntk_gp(LAW, x, torch.zeros(len(x)), query).variance
     tensors = (
         x[:, 0],
@@ -63,15 +63,15 @@ def line(seed: int = 0, width: int = 16384, steps: int = 1000) -> Line:
         grid[:, 0],
         LAW(query, grid),
         LAW(query, x),
-        known.regression,
-        known.variance,
+        distilled.regression,
+        distilled.variance,
         exact,
     )
     return Line(*(t.numpy() for t in tensors))
 
 
 def plane(seed: int = 0, members: int = 100, resolution: int = 40, steps: int = 1200) -> Plane:
-    """The same train points seen by a trained ensemble, by the closed form and by CSD with two kinds of labels."""
+    """Return variances for the same train points by an ensemble, the closed form, and CSD with two kinds of labels."""
     generator = Generator().manual_seed(seed)
     x = _moons(24, generator)
     y = torch.sin(2 * x[:, 0]) * x[:, 1]
@@ -101,7 +101,7 @@ def plane(seed: int = 0, members: int = 100, resolution: int = 40, steps: int = 
 
 
 def run(seed: int = 0) -> tuple[Line, Plane, dict[str, Any]]:
-    """Both figures' data, and a summary with the agreement of every pair of variances."""
+    """Return the data of both figures, and a summary with the rank correlation of every pair of variances."""
     started = time.perf_counter()
     first, second = line(seed), plane(seed)
     pairs = itertools.combinations(second.variances, 2)
@@ -126,7 +126,7 @@ def run(seed: int = 0) -> tuple[Line, Plane, dict[str, Any]]:
 def _csd(
     labels: Kernel, x: Tensor, contexts: Tensor, grid: Tensor, steps: int, generator: Generator, label: str
 ) -> Tensor:
-    """Θ(x, x) − g(x, x) on the grid (Eq. 12), with contexts from the domain, from one contextual model."""
+    """Return Θ(x, x) − g(x, x) on the grid (Eq. 12), by one contextual model with contexts from the domain."""
     model = wide_similarity(2, LAW, CSD_WIDTH, generator)
     distil_wide(model, PairKernel(LAW, LAW), labels, x, contexts, steps=steps, shrink=SHRINK, label=label)
     with torch.no_grad():
@@ -138,9 +138,9 @@ def _network(inputs: int, width: int, generator: Generator) -> NTKMLP:
 
 
 def _moons(n: int, generator: Generator) -> Float[Tensor, "n 2"]:
-    """Two half circles that hold each other, with a little noise."""
+    """Return points on two interleaved half circles, with a little noise."""
     angle = torch.rand(n, generator=generator) * math.pi
     upper = torch.arange(n) < n // 2
-    across = torch.where(upper, angle.cos() - 0.4, 0.6 - angle.cos())
-    up = torch.where(upper, angle.sin() - 0.2, 0.3 - angle.sin())
-    return 1.2 * torch.stack([across, up], 1) + 0.08 * torch.randn(n, 2, generator=generator)
+    horizontal = torch.where(upper, angle.cos() - 0.4, 0.6 - angle.cos())
+    vertical = torch.where(upper, angle.sin() - 0.2, 0.3 - angle.sin())
+    return 1.2 * torch.stack([horizontal, vertical], 1) + 0.08 * torch.randn(n, 2, generator=generator)

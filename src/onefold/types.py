@@ -69,9 +69,13 @@ class FeatureKernel(Kernel, Protocol):
 class Indexable(Protocol):
     """Samples by index: a tensor, or an object that reads or encodes samples on access."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
 
-    def __getitem__(self, index: Any, /) -> Any: ...
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return the samples at these indices."""
+        ...
 
 
 @runtime_checkable

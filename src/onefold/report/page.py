@@ -18,7 +18,7 @@ LOWER_IS_BETTER = ("FPR95", "fit", "score")
 def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, chosen: str) -> str:
     """The page for these outcomes, with pictures of what the method `chosen` finds familiar and strange."""
     figures = [o.figures for o in outcomes]
-    metrics, strange = list(figures[0]), list(data.strange)
+    metrics, strange = list(figures[0]), list(data.unfamiliar)
     count = (1 + len(strange)) * len(data.familiar.x_test)
     means = {metric: [f[metric]["mean"] for f in figures] for metric in metrics}
     means["fit"] = [o.fit_seconds for o in outcomes]
@@ -39,8 +39,8 @@ def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, c
 
 def _histogram(outcome: Outcome) -> tuple[str, bool, str]:
     """The method's name, whether its axis is logarithmic, and the picture."""
-    axis = score_axis(np.concatenate([outcome.familiar, *outcome.strange.values()]))
-    return outcome.name, axis["log"], data_uri(histogram(outcome.familiar, outcome.strange, axis))
+    axis = score_axis(np.concatenate([outcome.familiar, *outcome.unfamiliar.values()]))
+    return outcome.name, axis["log"], data_uri(histogram(outcome.familiar, outcome.unfamiliar, axis))
 
 
 def _rows(outcomes: Sequence[Outcome], columns: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def _rows(outcomes: Sequence[Outcome], columns: Mapping[str, Sequence[float]]) -
 
 
 def _sheets(outcome: Outcome, data: Sets) -> list[tuple[str, str]]:
-    held_out, letters = data.familiar.x_test, data.strange["letters"]
+    held_out, letters = data.familiar.x_test, data.unfamiliar["letters"]
 
     def sheet(images: np.ndarray, scores: np.ndarray, pick: Callable[[np.ndarray], np.ndarray]) -> str:
         return data_uri(contact_sheet(list(images[pick(np.argsort(scores))])))
@@ -65,6 +65,6 @@ def _sheets(outcome: Outcome, data: Sets) -> list[tuple[str, str]]:
     return [
         ("Most familiar digits", sheet(held_out, outcome.familiar, lambda order: order[:SHOWN])),
         ("Strangest digits", sheet(held_out, outcome.familiar, lambda order: order[::-1][:SHOWN])),
-        ("Letters that pass as digits", sheet(letters, outcome.strange["letters"], lambda order: order[:SHOWN])),
-        ("Strangest letters", sheet(letters, outcome.strange["letters"], lambda order: order[::-1][:SHOWN])),
+        ("Letters that pass as digits", sheet(letters, outcome.unfamiliar["letters"], lambda order: order[:SHOWN])),
+        ("Strangest letters", sheet(letters, outcome.unfamiliar["letters"], lambda order: order[::-1][:SHOWN])),
     ]

@@ -129,3 +129,11 @@ def test_perturbation_is_brightness_contrast_and_a_box() -> None:
     assert (min(sides), max(sides)) == (7, 14)
     clipped = perturb(x, seed=5, clip=True)
     np.testing.assert_array_equal(clipped, np.clip(y, 0, 1))
+
+
+def test_colour_images_are_perturbed_in_all_channels_alike() -> None:
+    grey = np.random.default_rng(0).random((20, 12, 16), np.float32)
+    colour = perturb(np.stack([grey] * 3, 1), seed=4)
+    assert colour.shape == (20, 3, 12, 16)
+    for channel in range(3):
+        np.testing.assert_allclose(colour[:, channel], perturb(grey, seed=4), atol=1e-5)

@@ -13,8 +13,8 @@ def similarity_loss(g: Float[Tensor, "n n"], labels: Float[Tensor, "n n"]) -> Fl
     """Return the loss of Eq. 15 over all pairs of a minibatch.
 
     The squared errors are ½(g(x_i, c_j) − Θ(x_i, c_j))². The loss is their mean over the diagonal plus their mean over
-    the other pairs (supplement, "Data and context sampling"): in a mean over all pairs, the N diagonal pairs of an
-    input with its own context would have too little weight against the N² − N others.
+    the other pairs (supplement, "Data and context sampling"). In one mean over all pairs, the N diagonal pairs would
+    have too little weight against the N² − N others.
 
     Args:
         g: Outputs of the model for all pairs [N, N].

@@ -1040,7 +1040,7 @@ def test_a_person_who_watches_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with command.progress_bar() as watch:
+    with command.progress_bar("mnist") as watch:
         watch("train-images", 50, 200)
         watch("reading", 7, None)
     assert "train-images" in sys.stderr.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -154,6 +155,65 @@ def test_lowest_versions_are_the_lower_bounds() -> None:
     assert tool.lowest(texts) == ["torch==2.11", "unfoldnd==0.2.3", "pyright==1.1.390", "a-b-c==1"]
     assert tool.names(texts) == ["torch", "unfoldnd", "vizdoom", "pyright", "a-b-c"]
     assert len(tool.lowest(PROJECT["dependencies"])) == len(PROJECT["dependencies"])
+
+
+# --- workflows --------------------------------------------------------------------------------------------------------
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def parse_yaml(path: Path) -> dict[Any, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def jobs_of(name: str) -> dict[str, Any]:
+    return parse_yaml(ROOT / ".github" / "workflows" / name)["jobs"]
+
+
+def test_workflows_call_what_exists() -> None:
+    assert {path.name for path in WORKFLOWS} == {"ci.yml", "release.yml"}
+    for path in WORKFLOWS:
+        for job in parse_yaml(path)["jobs"].values():
+            assert job["steps"], path.name
+            for step in job["steps"]:
+                assert ("run" in step) != ("uses" in step), step
+                words = step.get("run", "").split()
+                if words[:1] == ["make"]:
+                    assert set(words[1:]) <= TARGETS, step
+                elif words and words[0].startswith("."):
+                    assert os.access(ROOT / words[0], os.X_OK), step
+
+
+def test_ci_runs_the_same_script_on_every_supported_python() -> None:
+    test = jobs_of("ci.yml")["test"]
+    assert ".ci/run" in [step.get("run") for step in test["steps"]]
+    supported = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)}
+    assert set(test["strategy"]["matrix"]["python"]) == supported == set(matrix().PYTHONS)
+
+
+def test_releases_are_published_on_a_tag_without_a_stored_password() -> None:
+    workflow = parse_yaml(ROOT / ".github" / "workflows" / "release.yml")
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads "on" as true
+    publish = workflow["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"] == "pypi"
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]][-1] == "pypa/gh-action-pypi-publish"
+
+
+def test_pre_commit_runs_the_linter_and_the_type_checker() -> None:
+    config = parse_yaml(ROOT / ".pre-commit-config.yaml")
+    hooks = {hook["id"]: hook["entry"].split()[0] for repo in config["repos"] for hook in repo["hooks"]}
+    assert hooks == {"ruff-format": ".venv/bin/ruff", "ruff-check": ".venv/bin/ruff", "pyright": ".venv/bin/pyright"}
+
+
+def test_project_urls_are_one_marked_placeholder_or_real() -> None:
+    hosts = {url.split("/")[2] for url in PROJECT["urls"].values()}
+    assert len(hosts) == 1
+    marked = "# PLACEHOLDER" in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert marked == (hosts == {"example.invalid"})
 
 
 # --- the files --------------------------------------------------------------------------------------------------------

@@ -97,9 +97,9 @@ def test_settings_reach_the_wrapped_detector() -> None:
 
 
 def test_without_settings_methods_keep_their_own() -> None:
-    from onefold.integrations.sklearn import _detector
+    from onefold.integrations.sklearn import _make_detector
 
-    csd, rnd, gp = (_detector(method, {}, 100, 0, "cpu") for method in ("CSD", "RND", "LastLayerGP"))
+    csd, rnd, gp = (_make_detector(method, {}, 100, 0, "cpu") for method in ("CSD", "RND", "LastLayerGP"))
     assert isinstance(csd, CSD)
     assert isinstance(rnd, RND)
     assert isinstance(gp, LastLayerGP)
@@ -277,17 +277,20 @@ def test_held_out_rows_raise_no_doubts() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "Forest"}, "method: must be one of KNN, LastLayerGP, CSD, RND, not 'Forest'"),
+        ({"method": "Forest"}, "method: must be one of CSD, LastLayerGP, RND, KNN, not 'Forest'"),
         ({"method": ["KNN"]}, "method: must be one of"),
-        ({"contamination": 0.0}, "contamination must be 'auto' or a number above 0 and up to 0.5, not 0.0"),
-        ({"contamination": 0.6}, "contamination must be"),
-        ({"contamination": True}, "contamination must be"),
-        ({"contamination": "some"}, "contamination must be"),
+        ({"contamination": 0.0}, "contamination: must be 'auto' or a number above 0 and up to 0.5, not 0.0"),
+        ({"contamination": 0.6}, "contamination: must be"),
+        ({"contamination": True}, "contamination: must be"),
+        ({"contamination": "some"}, "contamination: must be"),
         ({"n_neighbors": 0}, "n_neighbors: must be an integer of at least 1, not 0"),
         ({"n_neighbors": 2.5}, "n_neighbors: must be an integer"),
-        ({"n_neighbors": 41}, "n_neighbors is 41, but only 40 rows are fitted"),
-        ({"steps": 10}, "KNN has no steps, it is for CSD and RND: leave it at None"),
-        ({"method": "LastLayerGP", "n_neighbors": 5}, "LastLayerGP has no n_neighbors, it is for KNN"),
+        ({"n_neighbors": 41}, "n_neighbors: 41 is more than the 40 rows of the fit"),
+        ({"steps": 10}, "steps: KNN does not use it. Leave it at None; it is for CSD and RND"),
+        (
+            {"method": "LastLayerGP", "n_neighbors": 5},
+            "n_neighbors: LastLayerGP does not use it. Leave it at None; it is for KNN",
+        ),
         (
             {"method": "LastLayerGP", "score_kind": "odd"},
             "score_kind: must be one of combined, variance, relative, not 'odd'",

@@ -1,4 +1,4 @@
-"""How much would an infinite ensemble of your network disagree here? One model, one forward pass."""
+"""Uncertainty of neural networks: the variance of an infinite ensemble from one model in one forward pass."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from onefold.errors import OnefoldError
 
 if TYPE_CHECKING:
-    from onefold import exact, kernels
+    from onefold import data, distil, exact, kernels, metrics, rl, sklearn
     from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
     from onefold.detectors.load import load
 
@@ -24,16 +24,21 @@ __all__ = [
     "MCDropout",
     "OnefoldError",
     "__version__",
+    "data",
+    "distil",
     "exact",
     "kernels",
     "load",
+    "metrics",
+    "rl",
+    "sklearn",
 ]
 
-_MODULES = {"data", "distil", "exact", "kernels", "metrics", "nn", "rl"}
+_MODULES = {"data", "distil", "exact", "kernels", "metrics", "nn", "rl", "sklearn"}
 
 
 def __getattr__(name: str) -> Any:
-    """torch and all that is built on it load on first use: `import onefold` and `onefold --help` stay quick."""
+    """Import a module or class on first use, so that `import onefold` does not load torch."""
     if name in _MODULES:
         return importlib.import_module(f"onefold.{name}")
     if name == "load":

@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 from onefold.errors import InputError
 from onefold.types import ArrayLike
 
+__all__ = ["accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation"]
+
 
 def auroc(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
     """Return the probability that an unfamiliar input scores above a familiar one; ties count half.

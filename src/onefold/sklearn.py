@@ -1,4 +1,4 @@
-"""The scikit-learn detector under its short name."""
+"""The scikit-learn detector under its public name, `onefold.sklearn.OnefoldDetector`."""
 
 from onefold.integrations.sklearn import OnefoldDetector
 

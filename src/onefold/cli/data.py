@@ -1,15 +1,15 @@
 """`onefold data`: download and list image sets."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onefold.cli.files import print_lines
+from onefold.cli.console import print_lines
 from onefold.cli.jobs import Fetch, ListSets
 from onefold.core.memory import human
+from onefold.core.progress import show_progress
 from onefold.data import catalogue
-from onefold.data.download import ProgressCallback, ignore_progress
+from onefold.data.download import ProgressCallback
 from onefold.data.download import fetch as fetch_set
 from onefold.data.sets import data_dir, list_sets
 from onefold.errors import InputError
@@ -23,7 +23,7 @@ def fetch(job: Fetch) -> None:
     if unknown := [name for name in job.names if name not in catalogue.CATALOGUE]:
         raise InputError(f"{unknown[0]!r} is not in the catalogue", hint=f"Use {names}.")
     for name in job.names:
-        with progress_bar() as watch:
+        with progress_bar(name) as watch:
             note = fetch_set(name, data_dir(job.data_dir), watch, catalogue=catalogue.CATALOGUE)
         print_lines(note)
 
@@ -50,21 +50,7 @@ def size_of(path: Path) -> int:
 
 
 @contextmanager
-def progress_bar() -> Iterator[ProgressCallback]:
-    """Yield a function that shows the progress of downloads, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield ignore_progress
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks = {}
-
-        def watch(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield watch
+def progress_bar(name: str) -> Iterator[ProgressCallback]:
+    """Yield a function that shows how much of a file is downloaded or read, if stderr is a terminal."""
+    with show_progress(name, None) as display:
+        yield lambda part, done, total: display.update(done, part, total=total)

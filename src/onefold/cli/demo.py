@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onefold import demo
-from onefold.cli.files import print_lines
+from onefold.cli.console import print_lines
 from onefold.cli.jobs import Demo
 from onefold.core.batches import check_seed
 from onefold.core.storage import write_bytes, write_json

@@ -1,6 +1,7 @@
 """`onefold export`: write a detector as a model that runs without onefold."""
 
-from onefold.cli.files import check_outputs, load_detector, print_lines
+from onefold.cli.console import print_lines
+from onefold.cli.files import check_outputs, load_detector
 from onefold.cli.jobs import Export
 from onefold.detectors.base import ExportMixin
 from onefold.errors import InputError

@@ -10,7 +10,7 @@ from onefold.core.progress import track_progress
 from onefold.core.storage import write_bytes
 from onefold.detectors.base import Detector
 from onefold.detectors.load import load
-from onefold.errors import InputError, visible
+from onefold.errors import InputError
 from onefold.inputs import ImageFolder, IndexedSource, Source
 from onefold.inputs.split import track
 from onefold.kernels.programs import program
@@ -62,8 +62,3 @@ def write_skipped(sources: Sequence[Source], out: Path) -> list[str]:
     write_bytes(path, "".join(lines).encode("utf-8", "backslashreplace"))
     images = "1 image is" if len(lines) == 1 else f"{len(lines)} images are"
     return [f"{images} unreadable; listed in {path}"]
-
-
-def print_lines(*lines: str) -> None:
-    """Print lines that may contain names of files."""
-    print(*map(visible, lines), sep="\n")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onefold.cli.console import print_lines
 from onefold.cli.diagnose import describe_contents
-from onefold.cli.files import check_outputs, max_count, print_lines, with_progress, write_skipped
+from onefold.cli.files import check_outputs, max_count, with_progress, write_skipped
 from onefold.cli.jobs import FIT_METHODS, Fit
 from onefold.core import storage
 from onefold.core.arguments import check_choice

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from onefold.cli.console import print_lines
 from onefold.cli.jobs import Eval, Grid, Resume, RLSearch, RunOptions, Train, Watch
 from onefold.core.batches import whole
-from onefold.errors import FileError, InputError, visible
+from onefold.errors import FileError, InputError
 from onefold.rl.console import check_runs, show_episodes, show_outcomes, show_total, show_training
 
 BEST = 5  # trials that a search prints
@@ -42,7 +43,7 @@ def resume(job: Resume) -> None:
     import_module_of(job.env, settings.environment)
     with contextlib.suppress(FileError):  # damaged networks are written again at the end
         if RunFolder(job.run).trained_frames() >= settings.frames:
-            print(visible(f"{job.run}: already trained to its end. --frames trains it longer."))
+            print_lines(f"{job.run}: already trained to its end. --frames trains it longer.")
             return
     progress = resume_run(job.run, frames=frames, **run_options(job.execution))
     show_training(progress, settings, job.execution.device)
@@ -65,7 +66,7 @@ def grid(job: Grid) -> int:
     with show_total(runs):
         failed = show_outcomes(run_jobs(runs, execution.engine, optional_count(execution.workers, "workers")))
     if len(failed) < len(runs):
-        print(visible(f"Runs: {job.out}; look at them with: onefold report {job.out}"))
+        print_lines(f"Runs: {job.out}; look at them with: onefold report {job.out}")
     return 1 if failed else 0
 
 
@@ -122,7 +123,7 @@ def watch(job: Watch) -> None:
     episode = next(Player(job.run, job.seed, job.epsilon).play(1, views=True))
     video.write(episode)
     end = "reached the goal" if episode.reached else "did not reach the goal"
-    print(visible(f"{job.out}: {episode.length} steps, {end}"))
+    print_lines(f"{job.out}: {episode.length} steps, {end}")
 
 
 def allow_local_modules(*envs: str) -> None:
@@ -162,4 +163,4 @@ def print_next(out: Path, environment: str) -> None:
     from onefold.rl.registry import DOOM_VARIANTS
 
     command = f"onefold rl watch {out} -o play.gif" if environment in DOOM_VARIANTS else f"onefold report {out}"
-    print(visible(f"Trained: {out}; look at it with: {command}"))
+    print_lines(f"Trained: {out}; look at it with: {command}")

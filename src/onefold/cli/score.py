@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from onefold.cli.files import check_outputs, load_detector, max_count, print_lines, write_skipped
+from onefold.cli.console import print_lines
+from onefold.cli.files import check_outputs, load_detector, max_count, write_skipped
 from onefold.cli.jobs import Score
 from onefold.core.memory import trim_memory
 from onefold.core.progress import show_spinner, track_progress

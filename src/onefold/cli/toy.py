@@ -1,7 +1,7 @@
 """`onefold toy`: the paper's two toy figures, and the agreement of CSD with the exact answer."""
 
 from onefold import toy
-from onefold.cli.files import print_lines
+from onefold.cli.console import print_lines
 from onefold.cli.jobs import Toy
 from onefold.core.batches import check_seed
 from onefold.core.storage import write_json

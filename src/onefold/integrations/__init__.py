@@ -1,1 +1,1 @@
-"""onefold inside other libraries."""
+"""Adapters to other libraries."""

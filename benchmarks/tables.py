@@ -14,9 +14,16 @@ from typing import Any
 from onefold.bench.evaluate import mean_over_sets
 from onefold.bench.results import Collected, collect
 from onefold.bench.rows import ABLATION, ROWS, select_rows
-from onefold.report.seeds import Difference, difference
-from onefold.report.shift import Row, Section, Table, build
-from onefold.report.shift_text import Column, difference_text, grids, lines, remarks, title_of
+from onefold.report.bench_table import Section, TableRow, build_table, shown_sections
+from onefold.report.bench_text import (
+    HEADS,
+    compare,
+    format_column,
+    format_difference,
+    list_remarks,
+    section_title,
+    text_tables,
+)
 from onefold.report.tables import Cell, escape_markdown, markdown_rows
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +38,11 @@ def result(name: str) -> dict[str, Any]:
 
 
 @cache
-def shift() -> tuple[Collected, Table]:
-    """The distribution-shift benchmark as far as it has been run."""
+def shift() -> tuple[Collected, list[Section]]:
+    """Return the results of the distribution-shift benchmark and its sections, the average last."""
     collected = collect(RESULTS / "shift")
     assert not collected.skipped, f"damaged results: {collected.skipped}"
-    return collected, build(collected.units)
+    return collected, build_table(collected.units)
 
 
 def detectors() -> list[str]:
@@ -116,13 +123,14 @@ def provenance() -> list[str]:
     rows, notes = [], []
     for path in sorted(RESULTS.iterdir(), key=lambda path: (path.is_dir(), path.name)):
         files = [path] if path.is_file() else sorted(path.rglob("*.json"))
-        made = [found for file in files if "commit" in (found := json.loads(file.read_text("utf-8")))]
+        made = [content for file in files if "commit" in (content := json.loads(file.read_text("utf-8")))]
         name = f"`{path.name}`" if path.is_file() else f"`{path.name}/`, {len(made)} file{'s'[: len(made) > 1]}"
         days, machines, torches = (_all_of(made, part) for part in ("date", "device", "torch"))
         machine = f"{machines}, {_all_of(made, 'cores')} cores"
         rows.append([name, days, _all_of(made, "commit"), machine, torches, f"`{COMMANDS[path.name]}`"])
         notes += [
-            f"{name}: {note}." for note in sorted({found["commit_note"] for found in made if "commit_note" in found})
+            f"{name}: {note}."
+            for note in sorted({content["commit_note"] for content in made if "commit_note" in content})
         ]
     listed = ["", "What files say about their commit:", "", *(f"- {note}" for note in notes)] if notes else []
     return [
@@ -132,15 +140,15 @@ def provenance() -> list[str]:
 
 
 def _all_of(made: Sequence[dict[str, Any]], part: str) -> str:
-    found = sorted({str(result[part])[: 10 if part == "date" else None] for result in made})
-    return ", ".join(f"`{name}`" if part == "commit" else name for name in found)
+    values = sorted({str(result[part])[: 10 if part == "date" else None] for result in made})
+    return ", ".join(f"`{name}`" if part == "commit" else name for name in values)
 
 
 def toy() -> list[str]:
-    found = result("toy")
-    rows = [[pair, f"{value:.3f}"] for pair, value in found["plane"]["rank_correlation"].items()]
-    error = found["line"]["mean_relative_error"]
-    queries = len(found["line"]["queries"])
+    content = result("toy")
+    rows = [[pair, f"{value:.3f}"] for pair, value in content["plane"]["rank_correlation"].items()]
+    error = content["line"]["mean_relative_error"]
+    queries = len(content["line"]["queries"])
     note = (
         f"On the line, for {queries} queries known beforehand, the variance is off by {100 * error:.1f} % on average."
     )
@@ -163,11 +171,11 @@ FITTED = ("ens15", "ens3", "csd", "csd_aug", "csd_post_hoc")
 
 
 def growth() -> list[str]:
-    found = result("growth")
-    heads = ["seconds", *(f"{rows:,} rows" for rows in found["rows"])]
+    content = result("growth")
+    heads = ["seconds", *(f"{rows:,} rows" for rows in content["rows"])]
     rows = [
         [f"{method}, {part}", *(f"{seconds:.2f}" if seconds < 10 else f"{seconds:.1f}" for seconds in times)]
-        for method, parts in found["seconds"].items()
+        for method, parts in content["seconds"].items()
         for part, times in parts.items()
     ]
     return markdown_rows(heads, rows)
@@ -210,16 +218,16 @@ def ablation() -> list[str]:
     names = list(dict.fromkeys(unit.id_set for unit in units))
     rows = []
     for method in (name for name in ABLATION if any(unit.row == name for unit in units)):
-        own = [[unit for unit in units if (unit.row, unit.id_set) == (method, name)] for name in names]
+        by_set = [[unit for unit in units if (unit.row, unit.id_set) == (method, name)] for name in names]
         figures = [
             _spread([mean_over_sets(unit.scores[kind], "auroc")[0] for unit in of_set])
-            for of_set in own
+            for of_set in by_set
             for kind in KINDS
         ]
-        alone = [unit.cost["fit_s"] for of_set in own for unit in of_set if unit.alone]
+        alone = [unit.cost["fit_s"] for of_set in by_set for unit in of_set if unit.alone]
         seconds = f"{median(alone):.0f}" if alone else "–"
         rows.append(
-            [escape_markdown(ROWS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in own)]
+            [escape_markdown(ROWS[method].title), *figures, seconds, "/".join(str(len(of_set)) for of_set in by_set)]
         )
     heads = [
         f"{escape_markdown(name)}, {kind}"
@@ -240,11 +248,11 @@ def bonuses() -> list[str]:
     """Agents of stable-baselines3 with and without a bonus; tuning runs are left out."""
     rows = []
     for task in sorted(path for path in (RESULTS / "bonuses").iterdir() if path.is_dir()):
-        found = [json.loads(path.read_text("utf-8")) for path in sorted(task.glob("*.json"))]
+        all_runs = [json.loads(path.read_text("utf-8")) for path in sorted(task.glob("*.json"))]
         for name, label in (("none", "no bonus"), ("rnd", "RND"), ("csd", "CSD")):
-            own = [run for run in found if run["bonus"] == name and run["seed"] != 100]
-            if own:
-                rows.append([task.name, label, str(len(own)), *_bonus_row(own)])
+            runs = [run for run in all_runs if run["bonus"] == name and run["seed"] != 100]
+            if runs:
+                rows.append([task.name, label, str(len(runs)), *_bonus_row(runs)])
     return markdown_rows(
         ("task", "bonus", "seeds", "β", "rate", "mean return", "last tenth", "time for the bonus"), rows, 2
     )
@@ -263,15 +271,15 @@ def _bonus_row(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def agent() -> list[str]:
     """An update of one agent in three forms, and its loop."""
-    found = result("agent")
+    content = result("agent")
     rows = [
         [way, *(f"{times[part]:.{places}f}" for part, places in AGENT), f"{times['speed_up']:.1f} ×"]
-        for way, times in found["updates"].items()
+        for way, times in content["updates"].items()
     ]
-    loop, memory = found["loop"], found["memory"]
+    loop, memory = content["loop"], content["memory"]
     note = (
         f"The whole loop makes {loop['frames_per_second']:,.0f} frames a second, {loop['iteration_ms']:.2f} ms for "
-        f"{found['environments']} of them, and the GPU is idle for {loop['gpu_idle_share']:.1%} of the time. Memory: "
+        f"{content['environments']} of them, and the GPU is idle for {loop['gpu_idle_share']:.1%} of the time. Memory: "
         f"{memory['gpu_gb']:.1f} GB on the GPU, {memory['host_gb']:.1f} in the process."
     )
     return [*markdown_rows(["form", "update, ms", "actions, ms", "set-up, s", "against eager"], rows), "", note]
@@ -321,7 +329,7 @@ PARTS = ("", "_with_gradients")
 def data() -> list[str]:
     """How many images the units of the benchmark were fitted and tested on."""
     sizes = {unit.id_set: (f"{unit.train:,}", f"{unit.tested[unit.id_set]:,}") for unit in shift()[0].units}
-    rows = [[escape_markdown(section.name), *sizes[section.name]] for section in shift()[1].sections]
+    rows = [[escape_markdown(section.name), *sizes[section.name]] for section in shift()[1][:-1]]
     return markdown_rows(["set", "images to learn from", "images to test on"], rows)
 
 
@@ -339,7 +347,7 @@ def spans(seeds: Sequence[int]) -> str:
 def shift_units() -> list[str]:
     """Which methods have been run with which seeds, and which of the paper's and ours have not."""
     collected, table = shift()
-    names = [section.name for section in table.sections]
+    names = [section.name for section in table[:-1]]
     rows, main_table = [], [row.name for row in select_rows(())]
     for method in dict.fromkeys(name for name in main_table if any(unit.row == name for unit in collected.units)):
         seeds = [
@@ -348,16 +356,16 @@ def shift_units() -> list[str]:
         rows.append([escape_markdown(ROWS[method].title), *map(spans, seeds)])
     absent = [ROWS[name].title for name in main_table if all(unit.row != name for unit in collected.units)]
     notes = [f"Not run yet: {'; '.join(map(escape_markdown, absent))}."] if absent else []
-    notes += map(escape_markdown, remarks(collected))
+    notes += map(escape_markdown, list_remarks(collected))
     return [*markdown_rows(["seeds of", *map(escape_markdown, names)], rows, 5), *(f"\n{note}" for note in notes)]
 
 
 def shift_auroc() -> list[str]:
-    return _by_set(Column("auroc", "AUROC", digits=1))
+    return _by_set("auroc")
 
 
 def shift_other_sets() -> list[str]:
-    return _by_set(Column("auroc_foreign", "AUROC, other sets", digits=1))
+    return _by_set("auroc_other")
 
 
 HEADLINE = (
@@ -368,36 +376,30 @@ HEADLINE = (
 
 def shift_headline() -> list[str]:
     """Return the README's table: mean AUROC of the main methods, best first."""
-    sections = shift()[1].sections
-    found: dict[str, list[float]] = {}
+    sections = shift()[1][:-1]
+    aurocs: dict[str, list[float]] = {}
     for section in sections:
-        rows = {row.method: row for row in section.rows if not row.extra}
-        for row in (rows[method] for method in HEADLINE):
-            found.setdefault(row.title, []).append(_mean(row))
-    order = sorted(found.items(), key=lambda item: -mean(item[1]))
+        rows = {row.name: row for row in section.rows if not row.by_paper_score}
+        for row in (rows[name] for name in HEADLINE):
+            aurocs.setdefault(row.title, []).append(row.auroc)
+    order = sorted(aurocs.items(), key=lambda item: -mean(item[1]))
     heads = ["AUROC, %", *(f"`{section.name}`" for section in sections)]
     return markdown_rows(heads, [[title, *(f"{value:.1f}" for value in values)] for title, values in order])
 
 
-def _mean(row: Row) -> float:
-    found = row.stat("auroc")
-    assert found is not None
-    return found.mean
-
-
-def _by_set(column: Column) -> list[str]:
-    """One figure of every method on every set, and its average over the seeds that were run on all."""
-    sections = [*shift()[1].sections, shift()[1].average]
-    found: dict[tuple[str, bool], dict[str, Cell]] = {}
+def _by_set(figure: str) -> list[str]:
+    """Return a figure of every method on every set, and its average over the seeds that were run on all sets."""
+    sections = shift()[1]
+    cells: dict[tuple[str, bool], dict[str, Cell]] = {}
     titles: dict[tuple[str, bool], str] = {}
     for section in sections:
-        for row, line in zip(section.rows, lines(section, [column]), strict=True):
-            found.setdefault(_key(row), {})[section.name] = line.cells[0]
-            titles[_key(row)] = line.title + (", by the paper's score" if row.extra else "")
-    heads = [column.head, *(escape_markdown(section.name) for section in sections[:-1]), "average"]
-    order = sorted(titles, key=lambda key: (not _ours(key[0]) or key[1], key[1], list(ROWS).index(key[0])))
+        for row, cell in zip(section.rows, format_column(section.rows, figure, digits=1), strict=True):
+            cells.setdefault(_key(row), {})[section.name] = cell
+            titles[_key(row)] = row.title + (", by the paper's score" if row.by_paper_score else "")
+    heads = [HEADS[figure], *(escape_markdown(section.name) for section in sections[:-1]), "average"]
+    order = sorted(titles, key=lambda key: (not ROWS[key[0]].ours or key[1], key[1], list(ROWS).index(key[0])))
     rows = [
-        [titles[key], *(_short(found[key][s.name]) if s.name in found[key] else "–" for s in sections)] for key in order
+        [titles[key], *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections)] for key in order
     ]
     return markdown_rows(heads, rows)
 
@@ -408,22 +410,18 @@ def _short(cell: Cell) -> str:
     return escape_markdown(cell._replace(gap=gap)).replace(" ± ", FIXED)
 
 
-def _key(row: Row) -> tuple[str, bool]:
-    return row.method, row.extra
-
-
-def _ours(method: str) -> bool:
-    return ROWS[method].ours
+def _key(row: TableRow) -> tuple[str, bool]:
+    return row.name, row.by_paper_score
 
 
 def shift_differences() -> list[str]:
-    """CSD on the classifier, the form that the claim is about, less every rival: all OOD sets, other sets."""
-    sections = [*shift()[1].sections, shift()[1].average]
+    """Return the AUROC of CSD on the classifier less that of every rival, over all OOD sets and over other sets."""
+    sections = shift()[1]
     cells: dict[str, list[str]] = {}
     for section in sections:
         ours = next(row for row in section.rows if _key(row) == ("csd_post_hoc", False))
         for rival in (row for row in section.rows if not row.ours):
-            both = "<br>".join(difference_text(less(ours, rival, figure)) for figure in ("auroc", "auroc_foreign"))
+            both = "<br>".join(format_difference(compare(ours, rival, name)) for name in ("auroc", "auroc_other"))
             cells.setdefault(f"less {rival.title}", []).append(both.replace(" (no s.e.)", "").replace(" ± ", FIXED))
     return markdown_rows(
         ["", *(escape_markdown(section.name) for section in sections[:-1]), "average"],
@@ -431,13 +429,10 @@ def shift_differences() -> list[str]:
     )
 
 
-def less(ours: Row, rival: Row, figure: str) -> Difference | None:
-    return difference(ours.values.get(figure, {}), rival.values.get(figure, {}))
-
-
 def shift_sets() -> list[str]:
-    """All figures, set by set, each in a box that opens."""
-    return [line for section in shift()[1].shown for line in folded(title_of(section), _section(section))][:-1]
+    """Return all figures set by set, each set in a box that opens."""
+    shown = shown_sections(shift()[1])
+    return [line for section in shown for line in folded(section_title(section), _section(section))][:-1]
 
 
 def folded(title: str, rows: Sequence[str]) -> list[str]:
@@ -446,12 +441,12 @@ def folded(title: str, rows: Sequence[str]) -> list[str]:
 
 
 def _section(section: Section) -> list[str]:
-    found = [line for note in section.notes for line in (escape_markdown(note), "")]
-    for part in grids(section)[:2]:
-        heads = [*map(escape_markdown, part.heads)]
-        rows = [[escape_markdown(cell).replace(" ± ", FIXED) for cell in cells] for _, cells in part.rows]
-        found += [*markdown_rows(heads, rows, part.text_columns), ""]
-    return found
+    lines = [line for note in section.notes for line in (escape_markdown(note), "")]
+    for table in text_tables(section)[:2]:
+        heads = [*map(escape_markdown, table.heads)]
+        rows = [[escape_markdown(cell).replace(" ± ", FIXED) for cell in cells] for _, cells in table.rows]
+        lines += [*markdown_rows(heads, rows, table.text_columns), ""]
+    return lines
 
 
 Writer = Callable[[], list[str]]

@@ -29,11 +29,11 @@ from onefold.bench.grid import PRESETS
 from onefold.bench.results import BINS, FALSE_ALARM_RATES, FORMAT, KEPT_SHARES, collect, parse_unit
 from onefold.bench.rows import ROWS, select_rows
 from onefold.errors import FileError, InputError
+from onefold.report.bench_figures import draw_figures
+from onefold.report.bench_table import Measurement, Section, TableRow, build_table, list_measurements, shown_sections
+from onefold.report.bench_text import compare, to_json, to_latex, to_markdown
 from onefold.report.figures import DARK, RC, draw_figure, label_text
 from onefold.report.paper import PAPER
-from onefold.report.shift import Row, Section, Table, build
-from onefold.report.shift_files import as_json, latex, markdown
-from onefold.report.shift_plots import plates
 
 ROOT = Path(__file__).parent.parent
 TEX = ROOT.parent / "shared" / "paper" / "contextual-similarity-distillation.tex"
@@ -55,7 +55,7 @@ def metrics(auroc: float) -> dict[str, float]:
 
 
 def unit(method: str, id_: str, seed: int, scores: dict[str, dict[str, float]], **changes: Any) -> Unit:
-    """A unit's file, as bench/cell.py writes it, with these AUROCs by score and strange set."""
+    """A unit's file, as bench/evaluate.py writes it, with these AUROCs by score and OOD set."""
     known = ROWS.get(method)
     default = known.default if known and known.default in scores else next(iter(scores))
     row = {"method": method, "title": known.title if known else method, "ours": bool(known and known.ours)}
@@ -75,7 +75,7 @@ def unit(method: str, id_: str, seed: int, scores: dict[str, dict[str, float]], 
 
 
 def curves(distances: dict[str, float]) -> dict[str, Any]:
-    """Curves of scores that are normal: the familiar about 0, each strange set about its distance."""
+    """Curves of scores that are normal: the ID scores about 0, each OOD set about its distance."""
     edges = [-4 + 12 * i / BINS for i in range(BINS + 1)]
 
     def counts(middle: float) -> list[int]:
@@ -136,16 +136,16 @@ def realistic(method: str, ids: Sequence[str], place: int, seed: int) -> Unit:
     return made
 
 
-def table_of(folder: Path, units: Sequence[Unit]) -> Table:
-    return build(collect(write(folder, units)).units)
+def table_of(folder: Path, units: Sequence[Unit]) -> list[Section]:
+    return build_table(collect(write(folder, units)).units)
 
 
-def row_of(section: Section, method: str, *, extra: bool = False) -> Row:
-    return next(row for row in section.rows if (row.method, row.extra) == (method, extra))
+def row_of(section: Section, name: str, *, by_paper_score: bool = False) -> TableRow:
+    return next(row for row in section.rows if (row.name, row.by_paper_score) == (name, by_paper_score))
 
 
-def value(row: Row, figure: str) -> float:
-    found = row.stat(figure)
+def value(row: TableRow, figure: str) -> float:
+    found = row.estimate(figure)
     assert found is not None
     return found.mean
 
@@ -166,7 +166,7 @@ def test_the_published_figures_are_the_papers() -> None:
         for line in body.splitlines():
             if "\\pm" in line:
                 method, *cells = line.strip().removesuffix("\\\\").split("&")
-                numbers = [tuple(map(float, re.findall(r"\d+\.\d+", cell))) for cell in cells]
+                numbers = [(*map(float, re.findall(r"\d+\.\d+", cell)), 10) for cell in cells]
                 keys = ("accuracy", "auroc", "aupr_in", "aupr_out")
                 found[method.strip().rstrip(".")] = dict(zip(keys, numbers, strict=True))
         assert len(found) == 9
@@ -184,10 +184,10 @@ def test_times_are_those_of_units_that_had_the_machine_to_themselves(tmp_path: P
         return unit(method, "mine", seed, {"entropy": dict.fromkeys(("a", "perturbed"), auroc)}, cost=cost)
 
     units = [made("ens3", 0, 10.0, True), made("ens3", 1, 30.0, False), made("ens3-noflips", 0, 50.0, False)]
-    assert row_of(table_of(tmp_path / "1", units[:2]).sections[0], "ens3").stat("fit_s") == (10, None, 1)
-    best = row_of(table_of(tmp_path / "2", units).sections[0], "ens3")  # without flips, which costs the same
-    assert (best.stat("auroc"), best.stat("fit_s")) == ((85, None, 1), (10, None, 1))
-    assert row_of(table_of(tmp_path / "3", units[1:2]).sections[0], "ens3").stat("fit_s") is None
+    assert row_of(table_of(tmp_path / "1", units[:2])[0], "ens3").estimate("fit_s") == (10, None, 1)
+    best = row_of(table_of(tmp_path / "2", units)[0], "ens3")  # without flips, which costs the same
+    assert (best.estimate("auroc"), best.estimate("fit_s")) == ((85, None, 1), (10, None, 1))
+    assert row_of(table_of(tmp_path / "3", units[1:2])[0], "ens3").estimate("fit_s") is None
 
 
 def test_means_are_those_computed_by_hand(tmp_path: Path) -> None:
@@ -195,19 +195,19 @@ def test_means_are_those_computed_by_hand(tmp_path: Path) -> None:
     pairs = [dict(zip(names, figures, strict=True)) for figures in ((90.0, 80.0, 70.0, 40.0), (91.0, 84.0, 71.0, 50.0))]
     units = [unit("rnd", "mine", seed, {"score": pair}, accuracy=0.8 + 0.1 * seed) for seed, pair in enumerate(pairs)]
     units[1]["cost"] = {"fit_s": 30.0, "score_us": 40.0, "parameters": 1000, "peak_mb": 700.0}
-    row = row_of(table_of(tmp_path, units).sections[0], "rnd")
+    row = row_of(table_of(tmp_path, units)[0], "rnd")
     root = math.sqrt(2)
     wanted = {  # mean and standard deviation over the two seeds
-        "auroc": (81, root), "auroc_foreign": (86.25, 1.25 * root), "auroc_clipped": (45, 5 * root),
+        "auroc": (81, root), "auroc_other": (86.25, 1.25 * root), "auroc_clipped": (45, 5 * root),
         "aupr_in": (80, root), "aupr_out": (79, root), "fpr95": (19, root), "aupr_in_plain": (78, root),
         "accuracy": (85, 5 * root), "fit_s": (20, 10 * root), "score_us": (30, 10 * root), "parameters": (1000, 0),
         "peak_mb": (600, 100 * root),
     }  # fmt: skip
     for figure, (middle, spread) in wanted.items():
-        assert row.stat(figure) == (pytest.approx(middle), pytest.approx(spread), 2), figure
+        assert row.estimate(figure) == (pytest.approx(middle), pytest.approx(spread), 2), figure
     assert row.seeds == [0, 1]
-    assert row.pairs["b"] == {0: 80.0, 1: 84.0}
-    assert row_of(table_of(tmp_path / "one", units[:1]).sections[0], "rnd").stat("auroc") == (
+    assert row.by_set["b"] == {0: 80.0, 1: 84.0}
+    assert row_of(table_of(tmp_path / "one", units[:1])[0], "rnd").estimate("auroc") == (
         pytest.approx(80),
         None,
         1,
@@ -226,14 +226,18 @@ def test_rivals_are_at_their_best_in_hindsight_and_ours_as_fixed_beforehand(tmp_
     units += [unit("csd", id_, 0, csd) for id_ in "ab"]
     units += [unit("last_layer_gp", id_, 0, csd) for id_ in "ab"]
     table = table_of(tmp_path, units)
-    first, second = (row_of(section, "ens3") for section in table.sections)
+    first, second = (row_of(section, "ens3") for section in table[:-1])
     assert (value(first, "auroc"), first.form, first.best_of) == (88, "variance, no flips", 6)
     assert (value(second, "auroc"), second.form) == (99, "entropy, flips")
     assert [unit.row for unit in second.units] == ["ens3"]
-    assert value(row_of(table.average, "ens3"), "auroc") == (88 + 99) / 2
-    assert row_of(table.average, "ens3").forms == {"a": "variance, no flips", "b": "entropy, flips"}
-    for section in table.sections:
-        gp, ours, papers = row_of(section, "last_layer_gp"), row_of(section, "csd"), row_of(section, "csd", extra=True)
+    assert value(row_of(table[-1], "ens3"), "auroc") == (88 + 99) / 2
+    assert row_of(table[-1], "ens3").forms == {"a": "variance, no flips", "b": "entropy, flips"}
+    for section in table[:-1]:
+        gp, ours, papers = (
+            row_of(section, "last_layer_gp"),
+            row_of(section, "csd"),
+            row_of(section, "csd", by_paper_score=True),
+        )
         assert [value(row, "auroc") for row in (gp, ours, papers)] == [97, 90, 95]
         assert (gp.form, gp.best_of, ours.best_of, papers.form) == ("relative", 3, 0, "variance")
         assert [row.title for row in section.rows] == ["ENS(3)", "LastLayerGP", "CSD", "CSD"]
@@ -247,22 +251,22 @@ def test_the_average_is_over_seeds_that_every_set_has(tmp_path: Path) -> None:
         for seed, auroc in enumerate(values)
     ]
     units += [unit("knn", "a", 0, {"score": {"x": 50.0, "perturbed": 50.0}})]
-    average = table_of(tmp_path, units).average
-    assert row_of(average, "rnd").stat("auroc") == (
+    average = table_of(tmp_path, units)[-1]
+    assert row_of(average, "rnd").estimate("auroc") == (
         pytest.approx((80 + 242 / 3) / 2),
         pytest.approx(2 / 3 / math.sqrt(2)),
         2,
     )
-    assert [row.method for row in average.rows] == ["rnd"]
+    assert [row.name for row in average.rows] == ["rnd"]
     assert any("kNN on the classifier" in note for note in average.notes)
 
 
 def test_gaps_are_where_the_paper_has_the_same_set(tmp_path: Path) -> None:
     units = large(ids=(*SETS, "mine"), seeds=2, methods=("mcd", "rnd", "knn", "csd", "csd_aug"))
     table = table_of(tmp_path, units)
-    sections = {section.name: section for section in table.sections}
+    sections = {section.name: section for section in table[:-1]}
     assert list(sections) == [*SETS, "mine"]
-    rows = as_json(table, collect(tmp_path))["sets"]
+    rows = to_json(table, collect(tmp_path))["sets"]
     for name in ("fashion_mnist", "mnist"):
         for row in rows[name]["rows"]:
             published = PAPER[name].get(row["title"])
@@ -273,18 +277,18 @@ def test_gaps_are_where_the_paper_has_the_same_set(tmp_path: Path) -> None:
     for name, why in {"kmnist_10k": "other data", "notmnist_22k": "other data", "mine": "not among the paper"}.items():
         assert not any(row.paper for row in sections[name].rows)
         assert why in sections[name].notes[0]
-        assert "no gaps" in sections[name].notes[0]
-    assert not any(row.paper for row in table.average.rows)
+        assert "No gaps" in sections[name].notes[0]
+    assert not any(row.paper for row in table[-1].rows)
 
 
 def test_the_average_has_gaps_if_all_four_sets_are_the_papers(tmp_path: Path) -> None:
     names = ("notmnist", "kmnist", "mnist", "fashion_mnist")
     table = table_of(tmp_path, large(ids=names, seeds=1, methods=("rnd", "csd_ood")))
-    assert [section.name for section in table.sections] == ["fashion_mnist", "mnist", "kmnist", "notmnist"]
-    for section in table.shown:
+    assert [section.name for section in table[:-1]] == ["fashion_mnist", "mnist", "kmnist", "notmnist"]
+    for section in shown_sections(table):
         assert row_of(section, "rnd").paper == PAPER[section.name]["RND"]
-        assert row_of(section, "csd_ood", extra=True).paper == PAPER[section.name]["CSD-OOD"]
-    assert "same strange sets" in table.sections[0].notes[0]
+        assert row_of(section, "csd_ood", by_paper_score=True).paper == PAPER[section.name]["CSD-OOD"]
+    assert "same OOD sets" in table[0].notes[0]
 
 
 def test_differences_are_paired_over_common_seeds(tmp_path: Path) -> None:
@@ -295,38 +299,72 @@ def test_differences_are_paired_over_common_seeds(tmp_path: Path) -> None:
     made += units("rnd", {0: (80, 90), 1: (84, 90), 2: (81, 95), 7: (20, 20)}) + units("knn", {2: (90, 91)})
     made += units("energy", {8: (50, 60), 9: (52, 58)})
     made += units("csd_default", {0: (70, 70)}) + units("csd-small_init", {0: (99, 99)})
-    section = table_of(tmp_path / "1", made[:-2]).sections[0]
-    worse = table_of(tmp_path / "2", made).sections[0]  # who is compared is not chosen by its figures
-    assert {duel.ours.method for duel in worse.duels} == {"csd_ood", "csd_default"}
-    found = {(duel.ours.method, duel.rival.method): duel for duel in section.duels}
-    assert list(found) == [(ours, rival) for ours in ("csd_ood", "csd") for rival in ("rnd", "knn", "energy")]
-    paired = found["csd", "rnd"]
-    all_, foreign = [92 - 85, 94 - 87, 92 - 88], [10, 8, 10]
-    assert paired.all == (pytest.approx(mean(all_)), pytest.approx(stdev(all_) / math.sqrt(3)), 3)
-    assert paired.foreign == (pytest.approx(mean(foreign)), pytest.approx(stdev(foreign) / math.sqrt(3)), 3)
+    section = table_of(tmp_path / "1", made[:-2])[0]
+    worse = table_of(tmp_path / "2", made)[0]  # who is compared is not chosen by its figures
+    assert {row.name for row, _ in worse.comparisons} == {"csd_ood", "csd_default"}
+    pairs = {(row.name, rival.name): (row, rival) for row, rival in section.comparisons}
+    assert list(pairs) == [(ours, rival) for ours in ("csd_ood", "csd") for rival in ("rnd", "knn", "energy")]
+    all_, other = [92 - 85, 94 - 87, 92 - 88], [10, 8, 10]
+    for figure, deltas in (("auroc", all_), ("auroc_other", other)):
+        error = stdev(deltas) / math.sqrt(3)
+        assert compare(*pairs["csd", "rnd"], figure) == (pytest.approx(mean(deltas)), pytest.approx(error), 3)
     ours = mean([92, 94, 92, 10])
-    assert found["csd", "knn"].all == (pytest.approx(ours - 90.5), None, 1)
-    assert found["csd", "energy"].all == (pytest.approx(ours - 55), None, 0)
-    assert found["csd_ood", "rnd"].all.se is None
+    assert compare(*pairs["csd", "knn"], "auroc") == (pytest.approx(ours - 90.5), None, 1)
+    assert compare(*pairs["csd", "energy"], "auroc") == (pytest.approx(ours - 55), None, 0)
+    informed = compare(*pairs["csd_ood", "rnd"], "auroc")
+    assert informed is not None
+    assert informed.spread is None
 
 
-def test_only_strange_sets_that_all_units_have_count(tmp_path: Path) -> None:
+def test_measurements_are_one_flat_list(tmp_path: Path) -> None:
+    scores = {"score": {"x": 90.0, "perturbed": 80.0}, "variance": {"x": 70.0, "perturbed": 60.0}}
+    cost = {"fit_s": 3.0, "parameters": 7, "alone": False}
+    content = unit("csd", "mine", 4, scores, cost=cost)
+    measurements = list_measurements(collect(write(tmp_path, [content])).units)
+    assert Measurement("mine", "csd", 4, "variance", "x", "auroc", 70.0) in measurements
+    assert Measurement("mine", "csd", 4, "", "perturbed", "fpr95", 20.0) in measurements
+    whole = [m for m in measurements if not m.ood]
+    assert whole == [
+        Measurement("mine", "csd", 4, "", "", "accuracy", 90.0),
+        Measurement("mine", "csd", 4, "", "", "parameters", 7.0),
+    ]  # not the time, as other units ran on the machine
+    assert len(measurements) == len(set(measurements)) == 2 + 3 * 2 * 6
+
+
+def test_figures_that_were_not_measured_are_absent_from_the_table(tmp_path: Path) -> None:
+    scores = {"score": {"x": 90.0, "perturbed": 80.0}}
+    old = unit("rnd", "mine", 0, scores, curves={}, cost={"fit_s": 3.0})
+    for figures in old["scores"]["score"].values():
+        del figures["aupr_in"]
+    new = unit("knn", "mine", 0, scores, new_part={"figure": 1})
+    new["scores"]["score"]["x"]["new_metric"] = 5.0
+    assert cli.main(["report", str(write(tmp_path, [old, new]))]) == 0
+    section = build_table(collect(tmp_path).units)[0]
+    assert row_of(section, "rnd").estimate("aupr_in") is None
+    assert value(row_of(section, "rnd"), "auroc") == 85
+    assert value(row_of(section, "knn"), "aupr_in") == 84
+    assert "| RND | its one score | 1 | **85.00** | **90.00** | – |" in (tmp_path / "report" / "table.md").read_text(
+        "utf-8"
+    )
+
+
+def test_only_ood_sets_that_all_units_have_count(tmp_path: Path) -> None:
     units = [
         unit("rnd", "mine", 0, {"score": {"x": 90.0, "y": 10.0, "perturbed": 80.0}}),
         unit("knn", "mine", 0, {"score": {"x": 70.0, "perturbed": 60.0}}),
         unit("knn", "alone", 0, {"score": {"perturbed": 60.0}}),
     ]
-    alone, mine = table_of(tmp_path, units).sections
-    assert (mine.foreign, value(row_of(mine, "rnd"), "auroc")) == (["x"], 85)
+    alone, mine, _ = table_of(tmp_path, units)
+    assert (mine.other_sets, value(row_of(mine, "rnd"), "auroc")) == (["x"], 85)
     assert any("measured against y" in note for note in mine.notes)
-    assert (value(row_of(alone, "knn"), "auroc"), row_of(alone, "knn").stat("auroc_foreign")) == (60, None)
+    assert (value(row_of(alone, "knn"), "auroc"), row_of(alone, "knn").estimate("auroc_other")) == (60, None)
 
 
 def test_a_set_may_be_called_average(tmp_path: Path) -> None:
     table = table_of(tmp_path, large(ids=("average", "mnist"), seeds=1, methods=("rnd", "csd")))
-    assert [section.of_all for section in table.shown] == [True, False, False]
-    assert not row_of(table.sections[1], "rnd").paper
-    stems = [plate.stem for _, plate in plates(table)]
+    assert [section.is_average for section in shown_sections(table)] == [True, False, False]
+    assert not row_of(table[1], "rnd").paper
+    stems = [figure.stem for _, figure in draw_figures(table)]
     assert len(set(stems)) == len(stems)
 
 
@@ -420,10 +458,10 @@ def test_whatever_stands_in_a_file_is_used_or_refused(way: tuple[Any, ...], new:
         found = parse_unit(made, PRESETS["paper"].settings())
     except FileError:
         return
-    table = build([found])
-    json.dumps([row.stat(figure) for row in table.average.rows for figure in row.values], allow_nan=False)
-    assert markdown(table)
-    assert latex(table)
+    table = build_table([found])
+    json.dumps([row.estimate(figure) for row in table[-1].rows for figure in row.values], allow_nan=False)
+    assert to_markdown(table)
+    assert to_latex(table)
 
 
 @pytest.mark.parametrize(
@@ -536,7 +574,7 @@ def test_json_is_one_object_and_equals_the_page(folder: Path, report: Path, caps
     sections = [figures["average"], *figures["sets"].values()]
     kinds = ["rival", "rival", "ours", "ours", "ablation", "paper", "paper", "paper"]
     assert [[row["kind"] for row in section["rows"]] for section in sections] == [kinds] * 3
-    names = ("auroc", "auroc_foreign", "aupr_in", "aupr_out", "fpr95", "accuracy", "auroc_clipped")
+    names = ("auroc", "auroc_other", "aupr_in", "aupr_out", "fpr95", "accuracy", "auroc_clipped")
     for section, rows, costs, pairs in zip(sections, detection, cost, duels, strict=True):
         for row, (head, *cells) in zip(section["rows"], rows, strict=True):
             assert head[0] == row["title"]
@@ -549,8 +587,8 @@ def test_json_is_one_object_and_equals_the_page(folder: Path, report: Path, caps
         assert [head[0] for head, *_ in costs] == [row["title"] for row in section["rows"] if row["kind"] != "paper"]
         for row, (_, fit, *_) in zip(section["rows"], costs, strict=False):
             assert float(fit[0].replace(",", "")) == pytest.approx(row["figures"]["fit_s"]["mean"], rel=0.01)
-        for duel, (_, all_, foreign, n) in zip(section["differences"], pairs, strict=True):
-            for found, cell in ((duel["auroc"], all_), (duel["auroc_foreign"], foreign)):
+        for duel, (_, all_, other, n) in zip(section["differences"], pairs, strict=True):
+            for found, cell in ((duel["auroc"], all_), (duel["auroc_other"], other)):
                 assert cell == [f"{found['mean']:+.2f} ± {found['se']:.2f}".replace("-", "−")]
             assert n == [str(duel["auroc"]["n"])]
 
@@ -574,15 +612,17 @@ def test_the_best_of_a_column_is_marked(report: Path) -> None:
 
 
 def test_tables_in_markdown_and_latex_have_all_rows(folder: Path, report: Path) -> None:
-    table = build(collect(folder).units)
+    table = build_table(collect(folder).units)
     text, tex = (report / "table.md").read_text("utf-8"), (report / "table.tex").read_text("utf-8")
-    assert (text, tex) == (markdown(table), latex(table))
+    assert (text, tex) == (to_markdown(table), to_latex(table))
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    each = sum(len(s.rows) + sum(not row.extra for row in s.rows) + len(s.duels) for s in table.shown)
-    assert len(rows) == each + 3 * 2 * len(table.shown)
+    each = sum(
+        len(s.rows) + sum(not row.by_paper_score for row in s.rows) + len(s.comparisons) for s in shown_sections(table)
+    )
+    assert len(rows) == each + 3 * 2 * len(shown_sections(table))
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 3  # columns of the three tables
     blocks = re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", tex, re.DOTALL)
-    assert len(blocks) == 3 * len(table.shown)
+    assert len(blocks) == 3 * len(shown_sections(table))
     for columns, body in blocks:
         lines = [line for line in body.splitlines() if line.endswith("\\\\")]
         assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(columns) - 1}
@@ -689,10 +729,10 @@ def test_names_in_pictures_are_plain() -> None:
 @pytest.mark.parametrize("which", ["folder", "nasty"])
 def test_nothing_is_clipped(which: str, request: pytest.FixtureRequest) -> None:
     """Every letter and line of every panel lies inside its picture, and so does every legend."""
-    table = build(collect(request.getfixturevalue(which)).units)
+    table = build_table(collect(request.getfixturevalue(which)).units)
     seen = set()
     with matplotlib.rc_context(RC):
-        for _, plate in plates(table):
+        for _, plate in draw_figures(table):
             for panel in (plate.panels[0], plate.panels[-1]):
                 figure = Figure(figsize=plate.size, layout="constrained")
                 panel.draw(figure.subplots())
@@ -715,7 +755,7 @@ def test_nothing_is_clipped(which: str, request: pytest.FixtureRequest) -> None:
 def test_every_method_can_be_told_apart_without_colours(tmp_path: Path) -> None:
     """In lines by colour and dashes together, in points by their marks; ours are full lines, rivals are not."""
     table = table_of(tmp_path, large(("a", "b"), 1))
-    by_stem = {plate.stem: plate for _, plate in plates(table)}
+    by_stem = {plate.stem: plate for _, plate in draw_figures(table)}
     lines, points = by_stem["roc_log_a"].legend, by_stem["cost_a"].legend
     count = len({row.family for row in select_rows(())})
     assert len(lines) == len(points) == count
@@ -767,7 +807,7 @@ def test_several_machines_and_changed_trees_are_said(tmp_path: Path) -> None:
     scores = {"score": {"x": 90.0, "perturbed": 80.0}}
     units = [unit("rnd", "a", 0, scores), unit("rnd", "a", 1, scores, device="x86_64", commit="0123456789ab+")]
     collected = collect(write(tmp_path, units))
-    found = as_json(build(collected.units), collected)
+    found = to_json(build_table(collected.units), collected)
     assert [part for part in ("different machines", "marked +") if any(part in line for line in found["remarks"])] == [
         "different machines", "marked +",
     ]  # fmt: skip
@@ -779,8 +819,8 @@ def test_a_part_of_the_data_is_said_to_be_one(tmp_path: Path) -> None:
     quick["settings"] |= PRESETS["quick"].settings()
     collected = collect(write(tmp_path, [quick], "quick"))
     assert (
-        "at most 10,000 train and 2,000 test images of every set: a gap"
-        in as_json(build(collected.units), collected)["remarks"][0]
+        "at most 10,000 train and 2,000 test images of every set. Gaps"
+        in to_json(build_table(collected.units), collected)["remarks"][0]
     )
 
 
@@ -788,13 +828,13 @@ def test_ablations_stand_apart_and_are_no_candidates(tmp_path: Path) -> None:
     scores = {"score": {"x": 99.0, "perturbed": 99.0}, "variance": {"x": 50.0, "perturbed": 50.0}}
     worse = {kind: {name: figure - 5 for name, figure in pairs.items()} for kind, pairs in scores.items()}
     units = [unit("csd-small_init", "a", 0, scores), unit("csd", "a", 0, worse), unit("sgmcmc-noflips", "a", 0, worse)]
-    section = table_of(tmp_path, units).sections[0]
-    assert [(row.method, row.ablation, row.extra) for row in section.rows] == [
-        ("sgmcmc", False, False), ("csd", False, False), ("csd-small_init", True, False), ("csd", False, True),
-        ("csd-small_init", True, True),
+    section = table_of(tmp_path, units)[0]
+    assert [(row.name, row.kind) for row in section.rows] == [
+        ("sgmcmc", "rival"), ("csd", "ours"), ("csd-small_init", "ablation"), ("csd", "paper"),
+        ("csd-small_init", "paper"),
     ]  # fmt: skip
     assert section.rows[0].title == "BNN-MCMC"
-    assert [duel.ours.method for duel in section.duels] == ["csd"]
+    assert [row.name for row, _ in section.comparisons] == ["csd"]
 
 
 # The page in a browser
@@ -827,8 +867,8 @@ def test_tables_have_all_their_rows(opened: Opener, report: Path) -> None:
     assert "laplace/mnist/seed0" in tab.locator("#failures").inner_text()
     assert tab.locator("#skipped li").count() == 2
     assert tab.locator(".notes li").all_inner_texts() == [
-        "Failed, for the reasons listed below: 1 unit.",
-        "Left out, for the reasons listed below: 2 files.",
+        "Failed, with reasons below: 1 unit.",
+        "Left out, with reasons below: 2 files.",
     ]
 
 

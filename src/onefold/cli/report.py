@@ -52,13 +52,15 @@ def has_runs(folder: Path) -> bool:
 def read_benchmark(folder: Path) -> Results:
     """Read the results of `onefold bench`."""
     from onefold.bench.results import collect
-    from onefold.report.shift import build
-    from onefold.report.shift_files import as_json
-    from onefold.report.shift_page import write
+    from onefold.report.bench_page import write_report
+    from onefold.report.bench_table import build_table
+    from onefold.report.bench_text import to_json
 
     collected = collect(folder)
     return Results(
-        collected.skipped, lambda: as_json(build(collected.units), collected), lambda out: write(collected, out)
+        collected.skipped,
+        lambda: to_json(build_table(collected.units), collected),
+        lambda out: write_report(collected, out),
     )
 
 

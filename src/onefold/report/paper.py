@@ -1,19 +1,12 @@
-"""The paper's published figures: distribution-shift detection, mean and standard deviation over ten seeds, per cent."""
+"""The paper's published figures of distribution-shift detection, in per cent over ten seeds."""
 
-from typing import NamedTuple
+from onefold.report.stats import Estimate
 
 METRICS = ("accuracy", "auroc", "aupr_in", "aupr_out")
 AVERAGE = "average"
+SEEDS = 10
 
-
-class Published(NamedTuple):
-    """A figure of the paper."""
-
-    mean: float
-    sd: float
-
-
-# Table "ooddetection" (average) and the supplement's tables for each familiar set: mean, sd for each of METRICS.
+# Table "ooddetection" (average) and the supplement's tables for each ID set: mean and standard deviation of METRICS.
 _TABLES: dict[str, dict[str, tuple[float, ...]]] = {
     AVERAGE: {
         "MCD": (94.39, 0.10, 85.67, 0.21, 81.73, 0.34, 86.44, 0.20),
@@ -72,10 +65,11 @@ _TABLES: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 
-PAPER: dict[str, dict[str, dict[str, Published]]] = {
+PAPER: dict[str, dict[str, dict[str, Estimate]]] = {
     name: {
-        method: {metric: Published(*row[2 * i : 2 * i + 2]) for i, metric in enumerate(METRICS)}
+        method: {metric: Estimate(row[2 * i], row[2 * i + 1], SEEDS) for i, metric in enumerate(METRICS)}
         for method, row in table.items()
     }
     for name, table in _TABLES.items()
 }
+"""Figures by ID set (or "average"), title of the row and metric."""

@@ -1,10 +1,12 @@
-"""Statistics of learning curves: binned means, Student's t, interquartile means, probabilities of improvement.
+"""Statistics of results: means over seeds and paired differences. Of learning curves: binned means, Student's t,
+interquartile means and probabilities of improvement.
 
 Interquartile means and probabilities of improvement follow Agarwal et al. (2021, "Deep RL at the edge of the
 statistical precipice"): the runs of an environment are a stratum, and the bootstrap samples runs within strata.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,6 +25,59 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+class Estimate(NamedTuple):
+    """A mean with its spread, and the number of values.
+
+    The spread is the sample standard deviation of the values, or the standard error of a difference; None for fewer
+    than two values.
+    """
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of at least one value, summed exactly."""
+    listed = list(values)
+    return math.fsum(listed) / len(listed)
+
+
+def estimate(values: Iterable[float]) -> Estimate | None:
+    """Return the mean and sample standard deviation of values over seeds; None without values."""
+    listed = list(values)
+    return Estimate(mean(listed), _deviation(listed), len(listed)) if listed else None
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
+    """Return the mean of the first values less that of the second.
+
+    With at least two common seeds, differences are taken seed by seed and have a standard error.
+
+    Args:
+        first: Values by seed.
+        second: Values by seed.
+
+    Returns:
+        The difference with its standard error and the number of common seeds; None if one side has no value.
+    """
+    if not first or not second:
+        return None
+    common = sorted(first.keys() & second.keys())
+    deltas = [first[seed] - second[seed] for seed in common]
+    deviation = _deviation(deltas)
+    if deviation is None:
+        return Estimate(mean(first.values()) - mean(second.values()), None, len(common))
+    return Estimate(mean(deltas), deviation / math.sqrt(len(deltas)), len(deltas))
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    middle = mean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def bin_means(

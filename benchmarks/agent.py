@@ -68,7 +68,7 @@ def time_updates(agent: str, learning: Learning, device: torch.device, count: in
     steps = random_steps(rng)
     for _ in range(count):
         learner.observe(steps)
-        learner.answer()
+        learner.selected_actions()
     act = (time.perf_counter() - started) / count
     learner.close()
     return {"update_ms": 1e3 * update, "act_ms": 1e3 * act, "set_up_s": set_up}

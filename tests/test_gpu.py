@@ -219,7 +219,7 @@ def test_captured_agents_learn_like_plain_ones(name: str, compiled: bool, channe
         steps = Steps(frames, rewards, no, ended, no | (step == 0), no, np.zeros((4, 2), np.float32))
         for mind in minds:
             mind.observe(steps)
-        first, second = (mind.answer() for mind in minds)
+        first, second = (mind.selected_actions() for mind in minds)
         np.testing.assert_array_equal(first, second)  # nearly all are random, by the same numbers
         if step >= 20:
             for mind in minds:

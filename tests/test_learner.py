@@ -270,7 +270,7 @@ def test_actions_are_greedy_except_for_the_random_share(epsilon: float) -> None:
         learner.observe(random_steps(rng, began=step == 0))
         values = learner.online(learner.replay.newest_stacks() / 255).values
         assert values is not None
-        same += (values.mean(0).argmax(1).numpy() == learner.answer()).tolist() if step >= 10 else []
+        same += (values.mean(0).argmax(1).numpy() == learner.selected_actions()).tolist() if step >= 10 else []
     assert np.mean(same) == pytest.approx(1 - epsilon * 2 / 3, abs=0.06 if epsilon else 0)
 
 

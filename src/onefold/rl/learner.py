@@ -43,8 +43,9 @@ STATISTICS = (
 class Learner:
     """Replay, networks and optimisers of one agent; one update per `learn`.
 
-    All randomness comes from one generator on the device, and schedules follow the replay's own count of frames, so a
-    step depends on nothing but `tensors()`.
+    All randomness comes from one generator on the device, and schedules follow the frame count of the replay. The next
+    step therefore depends on `tensors()` and the replay only. With `fused`, networks use the CUDA kernels that
+    `onefold.rl.fused` registers when it is imported.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Learner:
             if self._actions_ready is not None:
                 self._actions_ready.record()
 
-    def answer(self) -> NDArray[np.int64]:
-        """Return the selected actions. On a GPU this waits for the selection only, not for a running update."""
+    def selected_actions(self) -> NDArray[np.int64]:
+        """Return the actions that `observe` selected; on a GPU, wait for the selection but not for a running update."""
         if self._actions_ready is not None:
             self._actions_ready.synchronize()
         return self._host_actions.numpy().copy()
@@ -167,7 +168,10 @@ class Learner:
 
     @torch.no_grad()
     def reset_bonus(self, index: int) -> None:
-        """Start the bonus networks and their optimiser anew; φ₀, the standardisation and the running moments stay."""
+        """Draw new weights for the trained bonus networks and clear their optimiser.
+
+        The prior φ₀, the standardisation and the running moments stay.
+        """
         self.bonus.reset(reset_generator(self.seed, index))
         for state in self.optimisers[1].state.values():
             for tensor in state.values():
@@ -186,11 +190,11 @@ class Learner:
         if not all(tensor.isfinite().all() for tensor in (self.statistics, *trained)):
             raise TrainingError(
                 "loss is NaN or infinite. The last checkpoint is intact; train in another folder with a smaller "
-                "agent.lr or agent.bonus_lr, and check that the environment's observations and rewards are finite"
+                "agent.lr or agent.bonus_lr, and check that the environment's observations and rewards are finite."
             )
 
     def close(self) -> None:
-        """Free all memory now: the learner refers to itself, and garbage collection may come late."""
+        """Free all memory now: reference cycles would keep it until the next garbage collection."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # no kernel may use memory that is freed
         self.__dict__.clear()
@@ -212,7 +216,9 @@ class Learner:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Continue from `tensors()` of a learner with the same settings, on the same kind of device."""
         if tensors["generator"].shape != self.generator.get_state().shape:
-            raise FileError("cannot resume a GPU run on the CPU (or the reverse). Resume it on the same kind of device")
+            raise FileError(
+                "cannot resume a GPU run on the CPU (or the reverse). Resume it on the same kind of device."
+            )
         for prefix, module in self._modules().items():
             module.load_state_dict(under_prefix(prefix, tensors))
         self._sync_actor()

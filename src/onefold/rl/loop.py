@@ -60,7 +60,7 @@ class TrainingLoop:
         while self.frames < self.total:
             if on_gpu:
                 self._learn()
-            self.actions = self.learner.answer()
+            self.actions = self.learner.selected_actions()
             self.environments.send(self.actions)
             if not on_gpu:
                 self._learn()

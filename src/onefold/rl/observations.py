@@ -112,7 +112,7 @@ def infer_spec(observations: Observations, keys: Sequence[str] | None = None) ->
         keys: Entries of a dict or tuple to use; None uses all, in alphabetical order.
 
     Raises:
-        InputError: A key is missing, an entry has no numbers or no batch axis, or images differ in size.
+        InputError: A key is missing, an entry is not numeric or has no batch axis, or images differ in size.
     """
     observations = _name_entries(observations)
     if not isinstance(observations, Mapping):

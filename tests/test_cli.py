@@ -17,8 +17,8 @@ import pytest
 from browser import CHROMIUM
 
 from onefold import cli, demo, toy
-from onefold.report.page import render
-from onefold.report.plots import draw_line, draw_plane, histogram
+from onefold.report.demo_page import render
+from onefold.report.example_figures import draw_line, draw_plane, histogram
 from onefold.report.score_page import score_axis
 
 
@@ -92,7 +92,7 @@ def test_results_hold_their_provenance(small_demo: Any) -> None:
     assert len(sets) == 4
     assert figures["AUROC"]["mean"] == pytest.approx(np.mean(sets))
     assert figures["AUROC"]["letters"] == pytest.approx(
-        100 * np.mean(outcomes[0].strange["letters"][:, None] > outcomes[0].familiar[None])
+        100 * np.mean(outcomes[0].unfamiliar["letters"][:, None] > outcomes[0].familiar[None])
     )
 
 
@@ -129,10 +129,10 @@ def test_the_page_is_self_contained_and_escapes_what_it_shows(small_demo: Any) -
 def test_scores_are_drawn_on_an_axis_that_suits_them(scale: str) -> None:
     """Scores that can be negative on a linear axis, scores that span decades on a logarithmic one; none is left out."""
     rng = np.random.default_rng(0)
-    familiar, strange = rng.normal(0, 1, 500), {"near": rng.normal(2, 1, 400), "far": rng.normal(6, 1, 400)}
+    familiar, unfamiliar = rng.normal(0, 1, 500), {"near": rng.normal(2, 1, 400), "far": rng.normal(6, 1, 400)}
     if scale == "log":
-        familiar, strange = np.exp(familiar), {name: np.exp(scores) for name, scores in strange.items()}
-    figure = histogram(familiar, strange, score_axis(np.concatenate([familiar, *strange.values()])))
+        familiar, unfamiliar = np.exp(familiar), {name: np.exp(scores) for name, scores in unfamiliar.items()}
+    figure = histogram(familiar, unfamiliar, score_axis(np.concatenate([familiar, *unfamiliar.values()])))
     assert len(figure.axes) == 2
     for ax in figure.axes:
         heights = [[bar.get_height() for bar in bars] for bars in ax.containers]  # pyright: ignore[reportGeneralTypeIssues]

@@ -29,7 +29,7 @@ from onefold import cli
 from onefold.core import memory, storage
 from onefold.errors import OnefoldWarning, warn
 from onefold.inputs import images as image_folder
-from onefold.report import score_table, shown
+from onefold.report import score_page, score_table, thumbnails
 
 QUICK = ("--steps", "4", "--device", "cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -744,8 +744,8 @@ def test_freed_memory_is_given_back_while_a_job_runs() -> None:
 # Pages of much data
 
 
-def test_a_page_shows_the_strangest_of_many(home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:
-    monkeypatch.setattr(shown, "SHOWN", 50)
+def test_a_page_shows_the_least_familiar_of_many(home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:
+    monkeypatch.setattr(score_page, "MAX_INPUTS", 50)
     for data in ("images", "images.npy", "floats.npy", "table.csv"):
         file, page = tmp_path / "m.onefold", tmp_path / "p.html"
         assert onefold_("fit", home / data, "-o", file, *QUICK).status == 0
@@ -753,14 +753,14 @@ def test_a_page_shows_the_strangest_of_many(home: Path, tmp_path: Path, onefold_
         table, found = read_scores(tmp_path / "s.csv"), page_data(page)
         strangest = np.sort(np.argsort(-table["score"], kind="stable")[:50])
         assert found["names"] == table["name"][strangest].tolist()
-        assert f"the page shows the 50 strangest of {len(table['score'])}" in page.read_text()
+        assert f"the page shows the 50 least familiar of {len(table['score'])}" in page.read_text()
         detector = onefold.load(file)
         if data == "table.csv":
             with (home / data).open(newline="") as csv_file:
                 cells = list(csv.reader(csv_file))[1:]
             assert [row[1] for row in found["values"]] == [cells[i][1] for i in strangest]
         else:
-            nearest = detector.neighbours(str(home / data), shown.NEAREST)
+            nearest = detector.neighbours(str(home / data), score_page.NEAREST)
             assert found["nearest"] == nearest[strangest].tolist()
 
 
@@ -777,11 +777,13 @@ def test_every_image_is_decoded_once(home: Path, tmp_path: Path, onefold_: Cli, 
     monkeypatch.setattr(image_folder, "decode", counted)
     assert onefold_("score", file, home / "images", "-o", tmp_path / "s.csv", "--report", page).status == 0
     assert sorted(path.name for path in decoded) == sorted(path.name for path in (home / "images").rglob("*.png"))
-    assert page_data(page)["nearest"] == onefold.load(file).neighbours(str(home / "images"), shown.NEAREST).tolist()
+    assert (
+        page_data(page)["nearest"] == onefold.load(file).neighbours(str(home / "images"), score_page.NEAREST).tolist()
+    )
 
 
 def test_wide_tables_have_fewer_rows_on_a_page(tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:
-    monkeypatch.setattr(shown, "CELLS", 40 * 110)
+    monkeypatch.setattr(score_page, "MAX_CELLS", 40 * 110)
     rng, file = np.random.default_rng(0), tmp_path / "m.onefold"
     write_table(tmp_path / "wide.csv", {f"c{i}": rng.normal(size=130).tolist() for i in range(40)})
     assert onefold_("fit", tmp_path / "wide.csv", "-o", file, "--method", "knn").status == 0
@@ -798,13 +800,13 @@ def test_pictures_are_the_images_themselves(data: str, home: Path, tmp_path: Pat
     assert onefold_("fit", home / data, "-o", file, *QUICK).status == 0
     reader = onefold.load(file).reader
     raw = torch.from_numpy(np.lib.format.open_memmap(home / data, "c"))
-    pictures = shown.pictures_of(reader, raw)
+    pictures = thumbnails.thumbnails(reader, raw)
     if data == "images.npy":
         np.testing.assert_array_equal(pictures, raw.numpy())
     else:
         grey = (raw.numpy() - reader.low) / (reader.high - reader.low)
         np.testing.assert_allclose(pictures, np.clip(255 * grey, 0, 255), atol=0.51)
-    assert shown.pictures_of(reader, raw, side=4).shape[1:3] == (4, 4)
+    assert thumbnails.thumbnails(reader, raw, side=4).shape[1:3] == (4, 4)
 
 
 # Memory

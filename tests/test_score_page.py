@@ -17,8 +17,8 @@ from browser import Opener
 from PIL import Image
 
 from onefold.data import digits, letters
-from onefold.errors import InputError
-from onefold.report.score_page import ScorePage, render, visible
+from onefold.errors import InputError, visible
+from onefold.report.score_page import ScorePage, render
 
 NASTY = [
     "</script><img src=x onerror=alert(1)>",
@@ -45,7 +45,7 @@ def plain(count: int = 40, **changes: Any) -> ScorePage:
 
 
 def nasty() -> ScorePage:
-    """Everything that strangers write, at its worst."""
+    """Untrusted text in every place of the page."""
     n = len(NASTY)
     return ScorePage(
         title=NASTY[0], method=NASTY[0], familiar=np.arange(5.0), scores=np.arange(float(n)), names=NASTY,
@@ -122,7 +122,7 @@ def content(text: str) -> dict[str, Any]:
     return json.loads(block, parse_constant=refuse)
 
 
-def test_what_strangers_wrote_is_inert() -> None:
+def test_untrusted_text_is_inert() -> None:
     text = render(nasty())
     document = Document(text)
     assert "img" not in document.tags
@@ -229,9 +229,9 @@ def test_pictures_too_large_in_all_are_shrunk() -> None:
         ({"names": ["one"]}, "2 scores but 1 names"),
         ({"columns": ["a"], "values": [["1"]]}, "2 scores but 1 rows"),
         ({"columns": ["a"]}, "columns without values"),
-        ({"columns": ["a"], "values": [["1"], ["1", "2"]]}, "1 columns: every row"),
+        ({"columns": ["a"], "values": [["1"], ["1", "2"]]}, "1 columns, but a row"),
         ({"columns": ["a"], "values": [["1"], ["2"]], "standout": np.ones((2, 3))}, "standout for 3"),
-        ({"nearest": np.array([[0], [5]])}, "outside the 0 familiar ones"),
+        ({"nearest": np.array([[0], [5]])}, "outside the 0 familiar pictures"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -394,9 +394,9 @@ def test_an_opened_image_stands_beside_its_nearest(visit: Opener, scans: ScorePa
     nearest = scans.familiar_pictures[scans.nearest[strangest]]
     for i, picture in enumerate(nearest):
         assert np.array_equal(pixels(tab, f".neighbours li:nth-child({i + 1}) canvas"), picture)
-    assert "1 of 120, strangest first" in tab.locator(".facts").inner_text()
+    assert "1 of 120, least familiar first" in tab.locator(".facts").inner_text()
     tab.locator("#next").click()
-    assert "2 of 120, strangest first" in tab.locator(".facts").inner_text()
+    assert "2 of 120, least familiar first" in tab.locator(".facts").inner_text()
     moving = "getComputedStyle(document.getElementById('detail')).animationName"
     assert tab.evaluate(moving) == "rise"
     tab.emulate_media(reduced_motion="reduce")

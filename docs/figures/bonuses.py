@@ -2,7 +2,7 @@
 
     python docs/figures/bonuses.py
 
-Lines are means over five seeds, bands 90 % intervals of Student's t.
+Lines are means over five seeds, bands 90 % intervals by Student's t.
 """
 
 import json
@@ -21,18 +21,18 @@ TUNING_SEED = 100
 
 
 def runs(task: str, bonus: str) -> list[dict[str, Any]]:
-    """The runs that count: with the settings that were chosen, not those that chose them."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / task).glob(f"{bonus}-*.json"))]
-    return [run for run in found if run["seed"] != TUNING_SEED]
+    """Return the reported runs, without the tuning runs that chose the settings."""
+    results = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / task).glob(f"{bonus}-*.json"))]
+    return [run for run in results if run["seed"] != TUNING_SEED]
 
 
 def filled(curve: list[float | None]) -> list[float]:
-    """A bin in which no episode ended repeats the one before."""
-    last, found = 0.0, []
+    """Return the curve; a bin in which no episode ended repeats the bin before it."""
+    last, values = 0.0, []
     for value in curve:
         last = last if value is None else value
-        found.append(last)
-    return found
+        values.append(last)
+    return values
 
 
 def curves(look: Look) -> Figure:
@@ -41,14 +41,14 @@ def curves(look: Look) -> Figure:
     colours = {"none": ("no bonus", look.muted), "csd": ("CSD", look.blue), "rnd": ("RND", look.gold)}
     for ax, task in zip(axes, tasks, strict=True):
         for bonus, (label, colour) in colours.items():
-            own = runs(task, bonus)
-            if len(own) < 2:
+            seeds = runs(task, bonus)
+            if len(seeds) < 2:
                 continue
-            values = np.array([filled(run["curve"]) for run in own])
-            steps = (np.arange(values.shape[1]) + 0.5) / values.shape[1] * own[0]["steps"] / 1000
+            values = np.array([filled(run["curve"]) for run in seeds])
+            steps = (np.arange(values.shape[1]) + 0.5) / values.shape[1] * seeds[0]["steps"] / 1000
             mean, half = values.mean(0), t_half_width(values)
-            dashes = (0, (4, 3)) if bonus == "rnd" else "-"  # it may lie on CSD's
-            ax.plot(steps, mean, color=colour, linewidth=2.5, linestyle=dashes, label=f"{label}, {len(own)} seeds")
+            dashes = (0, (4, 3)) if bonus == "rnd" else "-"  # may coincide with CSD
+            ax.plot(steps, mean, color=colour, linewidth=2.5, linestyle=dashes, label=f"{label}, {len(seeds)} seeds")
             ax.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
         ax.set(title=TITLES[task], xlabel="steps, thousands", ylabel="return of an episode")
         ax.legend(loc="upper left")

@@ -1,4 +1,4 @@
-"""A picture of the page that `onefold score --report` writes: digits are familiar, half of what is new are letters.
+"""Screenshot of the page of `onefold score --report`: digits are familiar, half of the scored inputs are letters.
 
     python docs/figures/score_page.py
 
@@ -28,12 +28,12 @@ def write(images: np.ndarray, folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    known, chromium = digits(), shutil.which("chromium")
-    assert chromium is not None, "this needs chromium"
+    familiar, chromium = digits(), shutil.which("chromium")
+    assert chromium is not None, "chromium is not installed"
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        write(known.x_train, place / "photos", "digit")
-        write(known.x_test[:200], place / "new", "digit")
+        write(familiar.x_train, place / "photos", "digit")
+        write(familiar.x_test[:200], place / "new", "digit")
         write(letters(200), place / "new", "letter")
         for words in ("fit photos -o model.onefold", "score model.onefold new -o scores.csv --report page.html"):
             subprocess.run([sys.executable, "-m", "onefold.cli", *words.split()], cwd=place, check=True)

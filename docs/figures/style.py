@@ -1,4 +1,4 @@
-"""What the pictures of the site have in common: sizes for a page and a stage, a light and a dark version."""
+"""Style of the site's figures: colours of the light and the dark version, and writing both."""
 
 import io
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from onefold.cli.console import print_lines
 from onefold.cli.jobs import Demo
 from onefold.core.batches import check_seed
 from onefold.core.storage import write_bytes, write_json
-from onefold.report.page import render
+from onefold.report.demo_page import render
 
 if TYPE_CHECKING:
     from onefold.demo import Outcome

@@ -27,9 +27,9 @@ def run(job: Score) -> None:
             source = open_source(job.data, form=detector.reader.form, name=job.data)
         total, parts, inputs = max_count(source), [], None
         if job.report is not None:
-            from onefold.report.shown import ShownInputs, most_shown  # needs jinja2
+            from onefold.report.score_page import PageInputs, max_inputs  # needs jinja2
 
-            inputs = ShownInputs(detector, total) if total is not None and total <= most_shown(detector) else None
+            inputs = PageInputs(detector, total) if total is not None and total <= max_inputs(detector) else None
         for raw, part in track_progress(
             detector.scored_batches(source), total, "scoring", lambda scored: len(scored[1])
         ):
@@ -48,12 +48,11 @@ def run(job: Score) -> None:
             flagged, expected = int(columns["is_ood"].sum()), detector.alarm.fpr * len(scores)
             notes.append(f"{flagged:,} flagged; of as many familiar inputs, about {expected:,.0f} would be")
         if job.report is not None:
-            from onefold.report.score_page import render
-            from onefold.report.shown import page_of
+            from onefold.report.score_page import render, score_page
 
             with show_spinner("drawing the page"):
                 title = Path(job.data).name
-                page = page_of(detector, source, names, scores, title=title, notes=skipped, inputs=inputs)
+                page = score_page(detector, source, names, scores, title=title, notes=skipped, inputs=inputs)
                 write_bytes(job.report, render(page).encode())
             notes.append(f"Page: {job.report}")
     print_lines(*notes)

@@ -5,7 +5,7 @@ from onefold.cli.console import print_lines
 from onefold.cli.jobs import Toy
 from onefold.core.batches import check_seed
 from onefold.core.storage import write_json
-from onefold.report.plots import draw_line, draw_plane
+from onefold.report.example_figures import draw_line, draw_plane
 
 
 def run(job: Toy) -> None:

@@ -1,5 +1,5 @@
-// The page's script, part 1 of 2: what was scored, the threshold, the histogram, lists of which a part is drawn.
-// Whatever strangers named or wrote reaches the document as text only: textContent, never markup.
+// Script of the score page, part 1 of 2: data, threshold, histogram, and lists that draw their visible part only.
+// Untrusted text enters the document through textContent only, never as markup.
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const numbers = (values) => Float64Array.from(values, (x) => (x === null ? NaN : Number(x)));
@@ -30,7 +30,7 @@ const make = (tag, className = "", text = "", parent = null) => {
   if (parent) parent.append(element);
   return element;
 };
-const above = (sorted, limit) => { // how many of a sorted array are greater than the limit
+const above = (sorted, limit) => { // number of values in a sorted array that are greater than the limit
   let from = 0, to = sorted.length;
   while (from < to) {
     const middle = (from + to) >> 1;
@@ -38,7 +38,7 @@ const above = (sorted, limit) => { // how many of a sorted array are greater tha
   }
   return sorted.length - from;
 };
-const brief = (name) => { // the end of a path, its middle left out: files differ by their endings
+const brief = (name) => { // the last part of a path without its middle, as names often differ at the end
   const letters = [...(name.split(/[\\/]/).filter(Boolean).pop() ?? name)];
   return letters.length > 16 ? letters.slice(0, 5).join("") + "…" + letters.slice(-10).join("") : letters.join("");
 };
@@ -181,7 +181,7 @@ class Roll {
     const first = Math.max(0, (Math.floor((frame.top - rect.top) / stride) - 2) * columns);
     const last = Math.min(this.list.length, (Math.ceil((frame.bottom - rect.top) / stride) + 2) * columns);
     const wanted = new Set(this.list.slice(first, Math.max(first, last)));
-    if (this.active >= 0) wanted.add(this.active); // so that Tab always finds its way in
+    if (this.active >= 0) wanted.add(this.active); // keep the active entry reachable by Tab
     for (const [item, entry] of this.entries) if (!wanted.has(item)) { entry.remove(); this.entries.delete(item); }
     for (const item of wanted) {
       let entry = this.entries.get(item);

@@ -1,4 +1,4 @@
-// The page's script, part 2 of 2: the gallery or the table, one input in detail, and the controls.
+// Script of the score page, part 2 of 2: gallery or table, details of an input, and controls.
 
 /* Gallery, or table where there are no pictures */
 const GAP = 20, TILE = 132, ROW = 40;
@@ -81,7 +81,7 @@ const buildTable = () => {
   head.style.width = rows.style.width = "max-content";
   rows.style.minWidth = head.style.minWidth = "100%";
   return new Roll(rows, $("table"), () => {
-    rows.style.width = head.offsetWidth + "px"; // entries lie outside the flow: the head says how wide they are
+    rows.style.width = head.offsetWidth + "px"; // entries are outside the flow; they take the width of the head
     return { columns: 1, width: 0, across: 0, stride: ROW };
   }, buildRow, refreshRow);
 };
@@ -91,7 +91,7 @@ const fact = (list, name, text) => { make("dt", "", name, list); make("dd", "", 
 const facts = (item, parent) => {
   const list = make("dl", "facts", "", parent), below = familiar.length - above(familiar, scores[item]);
   fact(list, "Flagged", flagged(item) ? "yes, above the threshold" : "no");
-  fact(list, "Rank", `${whole(ranks[item])} of ${whole(count)}, strangest first`);
+  fact(list, "Rank", `${whole(ranks[item])} of ${whole(count)}, least familiar first`);
   fact(list, "Score", short(scores[item]));
   if (chance(item)) fact(list, "p-value", chance(item).replace(/^p /, ""));
   if (familiar.length && !Number.isNaN(scores[item])) {
@@ -134,7 +134,7 @@ const openDetail = (item) => {
   const pressed = document.activeElement;
   $("previous").disabled = position === 0;
   $("next").disabled = position === roll.list.length - 1;
-  if (pressed?.disabled) $("close").focus(); // what has just been switched off has no use for the keyboard
+  if (pressed?.disabled) $("close").focus(); // a disabled button cannot keep the focus
   body.replaceChildren();
   const sides = make("div", data.pictures ? "sides" : "sides single", "", body);
   if (data.pictures) {
@@ -206,7 +206,7 @@ const setThreshold = (value) => {
   if ($("flagged-only").checked) refill(); else roll.draw();
 };
 const slide = () => {
-  const at = Number($("threshold").value); // the calibrated place means the calibrated number, not its step
+  const at = Number($("threshold").value); // at the calibrated step, use the exact calibrated threshold
   setThreshold(calibrated !== null && at === stepOf(calibrated) ? calibrated : scoreAt(at / STEPS));
 };
 const reset = () => {

@@ -1,4 +1,4 @@
-// Tabs: one familiar set at a time. Without this script all of them stand below each other.
+// Tabs: show one section at a time. Without this script all sections are visible.
 const tabs = [...document.querySelectorAll("#tabs a")];
 const panels = tabs.map((tab) => document.getElementById(tab.hash.slice(1)));
 const bar = document.getElementById("tabs");

@@ -36,7 +36,7 @@ from onefold.detectors._combined_score import Combine
 from onefold.detectors._random_features import middle
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import Features, from_model
-from onefold.nn.cudnn import exact_float32, tuned_cudnn
+from onefold.nn.cudnn import exact_float32, tune_cudnn
 from onefold.nn.train import Draws, Recipe, Training
 
 LONG = Recipe(steps=600, batch=64, lr=3e-3, warmup=50)
@@ -628,7 +628,7 @@ def test_a_stopped_iteration_leaves_cudnn_as_it_was(cudnn: Any) -> None:
 def test_each_switch_of_cudnn_lasts_as_long_as_it_is_needed(cudnn: Any) -> None:
     cudnn.benchmark = False
     before = switches_of(cudnn)
-    with tuned_cudnn():
+    with tune_cudnn():
         with exact_float32():
             with exact_float32():
                 assert (cudnn.benchmark, cudnn.allow_tf32) == (True, False)

@@ -610,7 +610,7 @@ import os, signal, sys
 from onefold.core import storage
 from onefold.nn import train
 from onefold.cli import main
-train.checkpointed.__defaults__ = (0.0,)  # a state after every step
+train.save_checkpoints.__defaults__ = (0.0,)  # a state after every step
 count, fsync = 0, os.fsync
 def dying(descriptor):
     global count

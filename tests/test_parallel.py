@@ -37,7 +37,7 @@ from onefold.distil.contexts import Contexts
 from onefold.distil.parallel import parallel_distillation, run_distributed
 from onefold.errors import InputError, OnefoldError, OnefoldWarning
 from onefold.nn.nets import Standardise, random_network
-from onefold.nn.train import Recipe, Training, checkpointed
+from onefold.nn.train import Recipe, Training, save_checkpoints
 from onefold.types import Kernel
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def interrupted(notes: Notes, path: Path) -> None:
     training, identity = case("images").together(), ["images"]
     steps: Iterator[Any] = iter(training)
     if notes.rank == 0:
-        steps = checkpointed(training, path, storage.fingerprint("cpu", *identity), every=0.0)
+        steps = save_checkpoints(training, path, storage.fingerprint("cpu", *identity), every=0.0)
     assert len(list(islice(steps, 12))) == 12
     dist.barrier()
     again = case("images")
@@ -224,7 +224,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the two processes have left behind."""
     place = tmp_path_factory.mktemp("parallel")
     alone, steps = case("images").alone(), 7
-    list(islice(checkpointed(alone, place / "alone", storage.fingerprint("cpu", "images"), every=0.0), steps))
+    list(islice(save_checkpoints(alone, place / "alone", storage.fingerprint("cpu", "images"), every=0.0), steps))
     spawn(process, (place,), nprocs=PROCESSES)
     return place
 

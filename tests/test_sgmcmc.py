@@ -240,7 +240,7 @@ def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
     x, y = vectors(), np.arange(60) % 3
     calm = few(sampler=sampler, lr=0.3).fit(x, y)
     assert sampler == "baoa" or 0 < calm.acceptance < 1
-    monkeypatch.setattr(sgmcmc, "checkpointed", functools.partial(train.checkpointed, every=0.0))
+    monkeypatch.setattr(sgmcmc, "save_checkpoints", functools.partial(train.save_checkpoints, every=0.0))
     path = tmp_path / "fit.ckpt"
     for stop in range(1, 7):
         path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from pids import family
 
 from onefold.cli import main
 from onefold.core import storage
-from onefold.core.signals import interruptible, terminated_as_interrupted
+from onefold.core.signals import interruptible, raise_interrupt_on_termination
 from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.rl.agents import ReplaySettings
 from onefold.rl.console import format_duration
@@ -478,7 +478,7 @@ def test_ignored_signals_stay_ignored(before: signal.Handlers) -> None:
     """As under `nohup`: a closed terminal does not end such a run."""
     original = signal.signal(signal.SIGHUP, before)
     try:
-        with terminated_as_interrupted():
+        with raise_interrupt_on_termination():
             ended = signal.getsignal(signal.SIGHUP) is signal.default_int_handler
             with interruptible():
                 noted = signal.getsignal(signal.SIGHUP) is not before

@@ -22,7 +22,7 @@ from onefold.core import storage
 from onefold.detectors import CSD, RND, DeepEnsemble
 from onefold.errors import FileError, InputError
 from onefold.nn.cuda_graphs import PROFILER_LOGGER, quietly
-from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, checkpointed, descend, run, show_updates
+from onefold.nn.train import CHECKPOINT, Draws, Recipe, Training, descend, run, save_checkpoints, show_updates
 
 CPU = torch.device("cpu")
 
@@ -116,16 +116,16 @@ def test_resuming_anywhere_gives_the_uninterrupted_result(stop: int) -> None:
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.ckpt"
     _, run_a = training()
-    for _ in checkpointed(run_a, path, "a"):
+    for _ in save_checkpoints(run_a, path, "a"):
         pass
     content = path.read_bytes()
     with pytest.raises(FileError, match=r"run.ckpt: belongs to a run on other data or settings"):
-        next(checkpointed(training()[1], path, "b"))
+        next(save_checkpoints(training()[1], path, "b"))
     assert path.read_bytes() == content
-    assert list(checkpointed(training()[1], path, "a")) == [], "a finished run has nothing left to do"
+    assert list(save_checkpoints(training()[1], path, "a")) == [], "a finished run has nothing left to do"
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(FileError, match=r"run.ckpt: damaged"):
-        next(checkpointed(training()[1], path, "a"))
+        next(save_checkpoints(training()[1], path, "a"))
     assert [p.name for p in tmp_path.iterdir()] == ["run.ckpt"], "no temporary files stay behind"
 
 
@@ -133,7 +133,7 @@ KILLED_FIT = """
 import sys, numpy as np, onefold
 from onefold.nn import train
 from onefold.nn.train import Recipe
-train.checkpointed.__defaults__ = (0.0,)  # write after every step
+train.save_checkpoints.__defaults__ = (0.0,)  # write after every step
 x = np.random.default_rng(0).normal(size=(80, 5))
 det = onefold.CSD(recipe=Recipe(steps=100, batch=16), device="cpu").fit(x, checkpoint=sys.argv[1])
 np.savetxt(sys.argv[2], det.variance(x), fmt="%.17g")

@@ -11,7 +11,7 @@ import tyro
 
 from onefold.cli import jobs
 from onefold.cli.jobs import RERUN, Job
-from onefold.core.signals import terminated_as_interrupted
+from onefold.core.signals import raise_interrupt_on_termination
 from onefold.errors import OnefoldError, plain_warnings, visible
 
 BROKEN_PIPE = 141  # exit status of a command that SIGPIPE ends
@@ -67,7 +67,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     job = parse(arguments)
     try:
-        with plain_warnings(), terminated_as_interrupted():
+        with plain_warnings(), raise_interrupt_on_termination():
             return job() or 0
     except OnefoldError as error:
         error.argument = options(job).get(error.argument, error.argument)

@@ -127,7 +127,7 @@ def named(batch: Batch | None) -> dict[str, Tensor]:
     return dict(batch) if isinstance(batch, Mapping) else {"x": batch_tensors(batch)[0]}
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def concatenate(parts: Sequence[Batch]) -> Batch:
     """Return several batches as one."""
     first = parts[0]
     if isinstance(first, Tensor):

@@ -9,7 +9,7 @@ TERMINATION_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") i
 
 
 @contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def raise_interrupt_on_termination() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP, as on Ctrl-C.
 
     SIGTERM comes from `timeout`, a scheduler or a container that is stopped, SIGHUP from a terminal that is closed.

@@ -20,7 +20,7 @@ from onefold.errors import MissingExtraError, TrainingError
 from onefold.inputs.samples import TrainData
 from onefold.nn.augment import UNIFORMS
 from onefold.nn.cuda_graphs import replayed
-from onefold.nn.cudnn import exact_float32, tuned_cudnn
+from onefold.nn.cudnn import exact_float32, tune_cudnn
 from onefold.nn.nets import MLP, Impala
 from onefold.nn.train import Update
 
@@ -136,7 +136,7 @@ class Sampling:
         self.generator = Generator(self.device).manual_seed(seed)
         theta = posterior.start.clone().requires_grad_()
         self.theta = theta.detach()  # the same numbers
-        with exact_float32(), tuned_cudnn():
+        with exact_float32(), tune_cudnn():
             potential = posterior.whole(self.theta)
         self.chain = _langevin.init([theta], potential, dynamics, self.generator)
         self.members = torch.zeros(schedule.samples, len(theta), device=self.device)
@@ -159,7 +159,7 @@ class Sampling:
         if self.device.type == "cuda" and self.posterior.samples.in_memory:
             step = replayed(step, self.device, [self.generator])
         while self.done < self.steps:
-            with exact_float32(), tuned_cudnn(), self._others_randomness():
+            with exact_float32(), tune_cudnn(), self._others_randomness():
                 self._walk(step)
                 end = self.posterior.whole(self.theta)
             sample = self.done - self.schedule.burn_in

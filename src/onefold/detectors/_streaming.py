@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from onefold.core.batches import joined, map_batch
+from onefold.core.batches import concatenate, map_batch
 from onefold.errors import InputError
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import InMemorySamples, SampleSubset
@@ -20,7 +20,7 @@ def both_halves(remembered: Reservoir, fresh: Reservoir, prepare: nn.Module, dev
     """Samples to draw minibatches from, as many draws from the new as from the remembered."""
     if remembered.samples is None or fresh.samples is None:
         raise InputError("this detector was saved without samples: it cannot be updated")
-    raw = map_batch(lambda t: t.to(device), joined([remembered.samples, fresh.samples]))
+    raw = map_batch(lambda t: t.to(device), concatenate([remembered.samples, fresh.samples]))
     old = torch.arange(len(remembered), device=device)
     return SampleSubset(InMemorySamples(raw, prepare), torch.cat([old, len(old) + old % len(fresh)]))
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core import storage
 from onefold.core.arguments import check_integer, check_path
-from onefold.core.batches import batch_slices, joined, map_batch, named
+from onefold.core.batches import batch_slices, concatenate, map_batch, named
 from onefold.detectors.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.detectors.export import export
@@ -265,7 +265,7 @@ class Detector(ABC):
         if memory.samples is None:
             return []
         few = memory.subsample(EXAMINED)
-        return [signal(self._over(state, self._measure, joined([few, shuffle_values(few, self.seed)])))]
+        return [signal(self._over(state, self._measure, concatenate([few, shuffle_values(few, self.seed)])))]
 
     def _information(self, state: DetectorState) -> list[Finding]:
         """What is good to know besides."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onefold.core.arguments import check_choice, check_instance, check_number
-from onefold.core.batches import batch_length, check_seed, joined, map_batch, named, pick_device
+from onefold.core.batches import batch_length, check_seed, concatenate, map_batch, named, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._combined_score import SCORES, Score
 from onefold.detectors._csd_scorer import AT_ONCE, CSDScorer, residuals
@@ -275,7 +275,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         if memory.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
             return []
         few = memory.subsample(EXAMINED)
-        queries = joined([few, shuffle_values(few, self.seed)])
+        queries = concatenate([few, shuffle_values(few, self.seed)])
         known, asked = (
             torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in self._prepared(state, raw)])
             for raw in (state.reservoir.samples, queries)

@@ -26,7 +26,7 @@ from onefold.detectors.state import DetectorState
 from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
-from onefold.nn.train import LARGEST_BATCH, checkpointed, show_updates
+from onefold.nn.train import LARGEST_BATCH, save_checkpoints, show_updates
 from onefold.types import ArrayLike
 
 SAMPLERS: tuple[Sampler, ...] = ("obabo", "baoa")
@@ -125,7 +125,7 @@ class SGMCMC(MemberDetector):
         if checkpoint is not None:
             known = [self._settings(), targets.values, *named(learned.reservoir.samples).values()]
             identity = storage.fingerprint(self.device.type, type(self).__name__, *known)
-            updates = checkpointed(sampling, check_path(checkpoint, "checkpoint"), identity)
+            updates = save_checkpoints(sampling, check_path(checkpoint, "checkpoint"), identity)
         for _ in show_updates(updates, sampling.steps, "SG-MCMC", progress):
             pass
         members = Several([posterior.network(theta) for theta in sampling.members])

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from onefold.core.batches import joined, map_batch
+from onefold.core.batches import concatenate, map_batch
 from onefold.errors import InputError
 from onefold.nn.augment import UNIFORMS, Chain, augment
 from onefold.types import Indexable
@@ -100,7 +100,7 @@ class Mixture:
         total, count = sum(self.shares), len(integers)
         edges = [round(count * sum(self.shares[:i]) / total) for i in range(len(self.shares) + 1)]
         parts = zip(self.sources, edges, edges[1:], strict=False)
-        return joined(
+        return concatenate(
             [source(map_batch(lambda t, a=a, b=b: t[a:b], x), integers[a:b], uniforms[a:b]) for source, a, b in parts]
         )
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from onefold.core import storage
 from onefold.core.arguments import check_number
-from onefold.core.batches import batch_length, batch_tensors, joined, map_batch, named
+from onefold.core.batches import batch_length, batch_tensors, concatenate, map_batch, named
 from onefold.types import Batch
 
 MIN_SAMPLES = 16  # kept even with a short half-life
@@ -46,7 +46,7 @@ class Reservoir:
     def samples(self) -> Batch | None:
         """Kept samples in the order of the stream."""
         if len(self._parts) > 1:
-            self._parts = [joined(self._parts)]
+            self._parts = [concatenate(self._parts)]
         return self._parts[0] if self._parts else None
 
     def subsample(self, count: int) -> Batch:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from onefold.core.batches import batch_length, batch_slices, batch_tensors, joined, map_batch, to_device
+from onefold.core.batches import batch_length, batch_slices, batch_tensors, concatenate, map_batch, to_device
 from onefold.core.memory import available, human
 from onefold.core.moments import Moments
 from onefold.errors import InputError, warn
@@ -158,7 +158,7 @@ class _SampleBuffer:
                 f"{len(self.reservoir)} out of {self.reservoir.seen} is used. Pass a .npy file or a Dataset to use all."
             )
             return self.reservoir.samples
-        return joined(self.parts) if self.size <= self.limit else None
+        return concatenate(self.parts) if self.size <= self.limit else None
 
 
 def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: bool = False) -> TrainData:

@@ -79,5 +79,5 @@ def _enable_benchmark() -> Callable[[], None]:
 exact_float32 = _SharedFlag(_disable_tf32)
 """Context manager: cuDNN computes in full float32 precision; TF32 on a GPU would keep three digits."""
 
-tuned_cudnn = _SharedFlag(_enable_benchmark)
+tune_cudnn = _SharedFlag(_enable_benchmark)
 """Context manager: cuDNN benchmarks its algorithms and uses the fastest."""

@@ -23,7 +23,7 @@ from onefold.core.optimisers import adam_to_tensors, restore_adam
 from onefold.core.progress import show_progress
 from onefold.errors import FileError, TrainingError
 from onefold.nn.cuda_graphs import replayed, side_by_side
-from onefold.nn.cudnn import tuned_cudnn
+from onefold.nn.cudnn import tune_cudnn
 from onefold.types import Resumable
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -193,7 +193,7 @@ class Training:
     def _gradient(self, loss_function: Loss) -> Tensor:
         """Add the gradient of one loss to the parameters and return its value."""
         # cuDNN benchmarks its algorithms in the first step: its default for small convolutions is half as fast.
-        with torch.enable_grad(), tuned_cudnn():
+        with torch.enable_grad(), tune_cudnn():
             with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
                 loss = loss_function(self.draws.integers, self.draws.uniforms)
             loss.backward()
@@ -247,7 +247,7 @@ def descend(
         yield Update(step + 1, value.detach())
 
 
-def checkpointed(training: Resumable, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
+def save_checkpoints(training: Resumable, path: Path, fingerprint: str, every: float = 30.0) -> Iterator[Update]:
     """Yield the updates of `training` with a checkpoint at `path`, resumed from if it exists.
 
     It is saved every `every` seconds and at the end. `fingerprint` identifies data and settings; a checkpoint of
@@ -300,7 +300,7 @@ def run(
     if checkpoint is None:
         updates = iter(training)
     else:
-        updates = checkpointed(
+        updates = save_checkpoints(
             training, check_path(checkpoint, "checkpoint"), storage.fingerprint(training.device.type, *identity)
         )
     for _ in show_updates(updates, training.recipe.steps, label, show):

@@ -23,7 +23,7 @@ import torch
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
 from onefold.rl.bonus import CSDBonus, RNDBonus
-from onefold.rl.small_envs import Chain
+from onefold.rl.small_envs import DeceptiveChain
 
 SEEDS, TUNING_SEED = range(5), 100
 BETAS = {
@@ -99,8 +99,9 @@ def learner(task: str, bonus: Timed | None, beta: float, seed: int) -> tuple[Any
         if bonus is not None:
             how = {"replay_buffer_class": IntrinsicReplayBuffer, "replay_buffer_kwargs": {"bonus": bonus, "beta": beta}}
         model = DQN(
-            "MlpPolicy", make_vec_env(lambda: Chain(40), 1, seed=seed), learning_rate=1e-3, learning_starts=500,
-            train_freq=1, target_update_interval=200, exploration_fraction=0.3, exploration_final_eps=0.02,
+            "MlpPolicy", make_vec_env(lambda: DeceptiveChain(40), 1, seed=seed), learning_rate=1e-3,
+            learning_starts=500, train_freq=1, target_update_interval=200, exploration_fraction=0.3,
+            exploration_final_eps=0.02,
             batch_size=64, buffer_size=STEPS[task], seed=seed, device="cpu", policy_kwargs=nets, **how,
         )  # fmt: skip
         return model, []

@@ -16,7 +16,7 @@ from onefold.errors import FileError, InputError
 from onefold.rl import CSDBonus, IntrinsicReward, LastLayerGPBonus, RNDBonus
 from onefold.rl.bonus import KIND, check_bonus, load
 from onefold.rl.observations import infer_spec
-from onefold.rl.small_envs import Chain
+from onefold.rl.small_envs import DeceptiveChain
 
 CPU = torch.device("cpu")
 SMALL: dict[Any, dict[str, Any]] = {
@@ -277,7 +277,7 @@ def test_rewards_have_the_bonus_of_the_next_observation(mode: str, bonuses: list
 def test_a_wrapped_vector_environment_keeps_the_interface() -> None:
     """Spaces, seeds, shapes and types equal those of Gymnasium, and its wrappers accept it."""
     bonus = make_bonus(CSDBonus, hidden=(16,))
-    env = gymnasium.vector.SyncVectorEnv([lambda: Chain(6)] * 3)
+    env = gymnasium.vector.SyncVectorEnv([lambda: DeceptiveChain(6)] * 3)
     whole = gymnasium.wrappers.vector.RecordEpisodeStatistics(IntrinsicReward(env, bonus, beta=0.1, learn_every=30))
     first, _ = whole.reset(seed=1)
     assert first in whole.observation_space

@@ -21,7 +21,7 @@ from onefold.rl.loop import TrainingLoop
 from onefold.rl.replay import Replay
 from onefold.rl.runs import train
 from onefold.rl.settings import make_run
-from onefold.rl.small_envs import Chain
+from onefold.rl.small_envs import DeceptiveChain
 from onefold.rl.vector_env import LocalVectorEnv, Steps
 
 SIDE, ENVIRONMENTS, ACTIONS, BATCH = 9, 4, 3, 16
@@ -277,7 +277,7 @@ def test_actions_are_greedy_except_for_the_random_share(epsilon: float) -> None:
 def test_targets_are_copied_every_target_period() -> None:
     run = make_run("dqn", "chain-5", 900, 0)
     learning = replace(run.learning, learning_starts=100, target_period=120, batch_size=8)
-    env = LocalVectorEnv(lambda _: Chain(5), 4, 0)
+    env = LocalVectorEnv(lambda _: DeceptiveChain(5), 4, 0)
     learner = Learner(
         run.agent, learning, environments=4, frame=env.frame, dtype=torch.float32, actions=env.actions, seed=0,
         device=torch.device("cpu"),

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from onefold.errors import InputError
-from onefold.rl.small_envs import Chain, DeepSea
+from onefold.rl.small_envs import DeceptiveChain, DeepSea
 
 
 def play(env: gymnasium.Env, actions: list[int]) -> tuple[list[float], list[tuple[float, float]]]:
@@ -23,7 +23,7 @@ def play(env: gymnasium.Env, actions: list[int]) -> tuple[list[float], list[tupl
     return rewards, positions
 
 
-@pytest.mark.parametrize("env", [DeepSea(5), DeepSea(1), DeepSea(4, None), Chain(3), Chain(10)])
+@pytest.mark.parametrize("env", [DeepSea(5), DeepSea(1), DeepSea(4, None), DeceptiveChain(3), DeceptiveChain(10)])
 @pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes")
 def test_follows_gymnasiums_rules(env: gymnasium.Env) -> None:
     check_env(env)
@@ -65,27 +65,27 @@ def test_deep_sea_observes_the_cell() -> None:
 
 def test_chain_has_rewards_at_both_ends() -> None:
     n = 8
-    right, places = play(Chain(n), [1] * (n + 9))
+    right, places = play(DeceptiveChain(n), [1] * (n + 9))
     assert right == [0.0] * (n - 2) + [1.0] * 11
     assert places[: n - 1] == [(i, 0) for i in range(1, n)]
-    left, _ = play(Chain(n), [0] * (n + 9))
+    left, _ = play(DeceptiveChain(n), [0] * (n + 9))
     assert left == [0.0] + [0.001] * (n + 8)
-    mixed, places = play(Chain(n), [0, 1, 0, 0] + [1] * (n + 5))
+    mixed, places = play(DeceptiveChain(n), [0, 1, 0, 0] + [1] * (n + 5))
     assert mixed == [0.0, 0.0, 0.0, 0.001] + [0.0] * (n - 1) + [1.0] * 6
     assert places[:5] == [(1, 0), (0, 0), (1, 0), (0, 0), (0, 0)]
 
 
 def test_chain_observes_a_thermometer_code() -> None:
-    env = Chain(4)
+    env = DeceptiveChain(4)
     frame, _ = env.reset(seed=0)
     assert frame.tolist() == [1, 1, 0, 0]
     assert frame.dtype == np.float32
     assert env.step(1)[0].tolist() == [1, 1, 1, 0]
     with pytest.raises(InputError, match="reset"):
-        Chain(4).step(0)
+        DeceptiveChain(4).step(0)
 
 
-@pytest.mark.parametrize("make", [lambda: DeepSea(0), lambda: Chain(2)])
+@pytest.mark.parametrize("make", [lambda: DeepSea(0), lambda: DeceptiveChain(2)])
 def test_sizes_are_checked(make: type) -> None:
     with pytest.raises(InputError, match="at least"):
         make()

@@ -26,7 +26,7 @@ from onefold.errors import InputError, OnefoldError
 from onefold.rl import vector_env
 from onefold.rl.doom import MyWayHome
 from onefold.rl.env_table import Steps, episode_seed
-from onefold.rl.small_envs import Chain
+from onefold.rl.small_envs import DeceptiveChain
 from onefold.rl.vector_env import LocalVectorEnv, VectorEnv, WorkerVectorEnv
 from onefold.rl.worker import Worker, WorkerTask, current_core
 
@@ -187,9 +187,9 @@ def test_observations_may_be_vectors_of_floats(make_pool: MakePool) -> None:
     assert pool.collect().frames.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
 
 
-def chain(number: int) -> Chain:
+def chain(number: int) -> DeceptiveChain:
     del number
-    return Chain(4)
+    return DeceptiveChain(4)
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(150, marks=pytest.mark.slow)])

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def grid(job: Grid) -> int:
 
 def search(job: RLSearch) -> int:
     """Run the trials and print the best ones."""
-    from onefold.rl.grid import final_return, plan_search, run_jobs
+    from onefold.rl.grid import plan_search, rank_runs, run_jobs
 
     execution = job.execution
     frames, limit = whole(job.frames, "frames"), optional_count(job.trials, "trials")
@@ -81,12 +80,11 @@ def search(job: RLSearch) -> int:
     check_runs([run.run for run in runs], elsewhere=execution.engine == "ray")
     with show_total(runs):
         failed = show_outcomes(run_jobs(runs, execution.engine, optional_count(execution.workers, "workers")))
-    returns = {run.out.name: final_return(run.out) for run in runs if run.out.name not in failed}
-    returns = {name: value for name, value in returns.items() if not math.isnan(value)}  # NaN: no episode ended
-    if returns:
+    ranked = rank_runs([run for run in runs if run.name not in failed])
+    if ranked:
         print("Best trials by the mean return of episodes in the last tenth of the frames:")
-    for name in sorted(returns, key=lambda name: -returns[name])[:BEST]:
-        print(f"{name}: return {returns[name]:.4f}")
+    for name, value in ranked[:BEST]:
+        print(f"{name}: return {value:.4f}")
     return 1 if failed else 0
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `onefold rl --help` loads none of them
-    from onefold.rl.grid import RunJob, RunOutcome
+    from onefold.bench.engines import Outcome
+    from onefold.rl.grid import RunJob
     from onefold.rl.play import Rollout
     from onefold.rl.settings import Run
 
@@ -141,15 +142,16 @@ def _total_frames(jobs: "Sequence[RunJob]") -> int:
     return frames
 
 
-def show_outcomes(outcomes: "Iterable[RunOutcome]") -> set[str]:
+def show_outcomes(outcomes: "Iterable[Outcome[RunJob]]") -> set[str]:
     """Print a line for each run that has ended; return the names of those that failed."""
     failed = set()
-    for name, row, reason, is_skipped in outcomes:
-        if row is None:
+    for outcome in outcomes:
+        name = outcome.job.name
+        if outcome.result is None:
             failed.add(name)
-            _print(f"{name}: failed: {reason}")
+            _print(f"{name}: failed: {outcome.reason}")
         else:
-            _print(f"{name}: {'already trained: ' if is_skipped else ''}{_format_row(row)}")
+            _print(f"{name}: {'already trained: ' if outcome.resumed else ''}{_format_row(outcome.result)}")
     return failed
 
 

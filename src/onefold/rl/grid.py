@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from onefold.bench.engines import find_engine
-from onefold.bench.grid import grid_points, point_name
+from onefold.bench.engines import Outcome, find_engine
+from onefold.bench.grid import grid_points, point_name, rank
 from onefold.errors import FileError, InputError, warn
 from onefold.rl.agents import AGENTS, Agent
 from onefold.rl.registry import import_environment
@@ -44,15 +44,10 @@ class RunJob:
     device: str = "auto"
     checkpoint_every: int | None = None
 
-
-class RunOutcome(NamedTuple):
-    """The last row of progress of a run, or the reason of its failure."""
-
-    name: str
-    row: dict[str, Any] | None
-    reason: str = ""
-    is_skipped: bool = False
-    """Whether the run had been trained to its end before."""
+    @property
+    def name(self) -> str:
+        """Return agent, environment and seed in a grid, or the folder's name in a search."""
+        return str(self.run) if self.out.name.startswith("seed") else self.out.name
 
 
 def plan_grid(
@@ -95,16 +90,15 @@ def plan_search(
     ]
 
 
-def run_jobs(jobs: Sequence[RunJob], engine_name: str, workers: int | None = None) -> Iterator[RunOutcome]:
-    """Train the runs that are not finished, and yield the outcome of every run."""
+def run_jobs(jobs: Sequence[RunJob], engine_name: str, workers: int | None = None) -> Iterator[Outcome[RunJob]]:
+    """Train the runs that are not finished, and yield the outcome of every run: its last row of progress."""
     unfinished = []
     for job in jobs:
         if (row := _finished_row(job)) is not None:
-            yield RunOutcome(_job_name(job), row, is_skipped=True)
+            yield Outcome(job, row, resumed=True)
         else:
             unfinished.append(job)
-    for done in find_engine(engine_name)(run_job, unfinished, workers):
-        yield RunOutcome(_job_name(done.job), done.result, done.reason)
+    yield from find_engine(engine_name)(run_job, unfinished, workers)
 
 
 def run_job(job: RunJob) -> dict[str, Any]:
@@ -131,6 +125,11 @@ def final_return(out: Path) -> float:
     return float(returns[final_episodes(frames, environments, run.frames)].mean()) if len(returns) else math.nan
 
 
+def rank_runs(jobs: Sequence[RunJob]) -> list[tuple[str, float]]:
+    """Return names and final returns of the runs, best first; runs without an episode are left out."""
+    return rank((job.name, final_return(job.out)) for job in jobs)
+
+
 def _finished_row(job: RunJob) -> dict[str, Any] | None:
     """Return the last row of progress, or None for an unfinished run; raise InputError if it is another run."""
     if not (job.out / SETTINGS).exists():
@@ -152,7 +151,3 @@ def _agent_at(agent: Agent, point: dict[str, float]) -> Agent:
     factor = 1.0 if agent.bonus_head else max(1.0, start / agent.bonus_weight.start)
     weight = replace(agent.bonus_weight, start=start, end=min(start, agent.bonus_weight.end))  # it never rises
     return replace(agent, bonus_weight=weight, q_bound=factor * agent.q_bound, **values)
-
-
-def _job_name(job: RunJob) -> str:
-    return f"{job.run}" if job.out.name.startswith("seed") else job.out.name

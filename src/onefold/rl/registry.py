@@ -113,10 +113,10 @@ def _make_doom(number: int, variant: str) -> gymnasium.Env:
 
 
 def _make_small(number: int, kind: str, size: int) -> gymnasium.Env:
-    from onefold.rl.small_envs import Chain, DeepSea
+    from onefold.rl.small_envs import DeceptiveChain, DeepSea
 
     del number
-    return Chain(size) if kind == "chain" else DeepSea(size)
+    return DeceptiveChain(size) if kind == "chain" else DeepSea(size)
 
 
 def _make_gymnasium(number: int, name: str) -> gymnasium.Env:

@@ -67,7 +67,7 @@ class DeepSea(gymnasium.Env[Float32[np.ndarray, " n"], np.int64]):
         }  # the last row has y = 0
 
 
-class Chain(gymnasium.Env[Float32[np.ndarray, " n"], np.int64]):
+class DeceptiveChain(gymnasium.Env[Float32[np.ndarray, " n"], np.int64]):
     """A chain of N states with a small reward near the start and a large one at the far end (Osband et al., 2016).
 
     A step to the left in the first state gives 0.001, and a step to the right in the last state gives 1. An episode

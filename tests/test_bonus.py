@@ -1,7 +1,5 @@
 """Exploration bonuses: observations, updates, files and the Gymnasium wrapper."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,13 +333,3 @@ def test_the_first_step_after_a_reset_has_a_bonus() -> None:
         env.step(np.zeros(2, int))
     env.reset(seed=0)
     np.testing.assert_array_equal(env.step(np.zeros(2, int))[4]["intrinsic_reward"], [11, 11])
-
-
-def test_importing_the_bonuses_loads_few_modules() -> None:
-    """No detectors, and nothing that reads tables or exports models."""
-    code = "import sys, onefold.rl.bonus; print(*sorted(name for name in sys.modules))"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    packages = {name.split(".")[0] for name in modules}
-    assert sum(name.split(".")[0] == "onefold" for name in modules) <= 25
-    assert not any(name.startswith(("onefold.detectors", "onefold.inputs", "onefold.kernels")) for name in modules)
-    assert not packages & {"pyarrow", "pandas", "onnx", "gymnasium", "sklearn", "matplotlib"}

@@ -50,7 +50,7 @@ class LineStyle(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Axes of a figure: a description in words and the function that draws them."""
+    """Axes of a figure: an alternative text and the function that draws them."""
 
     alt: str
     draw: Callable[[Axes], None]
@@ -73,7 +73,7 @@ class PanelFigure(NamedTuple):
     on_page: bool = True
 
 
-class Picture(NamedTuple):
+class PagePicture(NamedTuple):
     """An image as two data URIs, for light and dark pages, with its size in pixels."""
 
     alt: str
@@ -88,7 +88,7 @@ class PageFigure(NamedTuple):
 
     title: str
     caption: str
-    pictures: list[Picture]
+    pictures: list[PagePicture]
 
 
 def page_figure(figure: PanelFigure) -> PageFigure:
@@ -133,7 +133,7 @@ def draw_figure(figure: PanelFigure) -> Figure:
     return drawn
 
 
-def embed_panels(figure: PanelFigure) -> list[Picture]:
+def embed_panels(figure: PanelFigure) -> list[PagePicture]:
     """Return each panel and then the legend as pictures of a phone's width.
 
     Text stays text in the reader's fonts, which keeps the page small.
@@ -154,13 +154,13 @@ def embed_panels(figure: PanelFigure) -> list[Picture]:
     return pictures
 
 
-def _picture(drawn: Figure, alt: str) -> Picture:
+def _picture(drawn: Figure, alt: str) -> PagePicture:
     svg = _encode(drawn, "svg", facecolor="none", **UNDATED).decode()
     svg = svg.replace("font-family: 'DejaVu Sans'; ", "").replace("*{", f"text{{font-family: {FONTS}}} *{{", 1)
     light = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+|\s*\n", r"\1", path[0]), svg)
     dark = functools.reduce(lambda text, pair: text.replace(*pair), DARK.items(), light)
     width, height = (round(96 * side) for side in drawn.get_size_inches())
-    return Picture(visible(alt), _svg_uri(light), _svg_uri(dark), width, height)
+    return PagePicture(visible(alt), _svg_uri(light), _svg_uri(dark), width, height)
 
 
 def _encode(drawn: Figure, kind: str, **options: Any) -> bytes:

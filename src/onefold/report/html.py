@@ -33,9 +33,9 @@ def render_page(template: str, styles: Sequence[str] = (), scripts: Sequence[str
 
     Args:
         template: File name of the template.
-        styles: File names of style sheets; the template places them with `style` and `style_hash`.
-        scripts: File names of scripts; the template places them with `script` and `script_hash`.
-        **values: Values for the template, escaped where it places them unless they are `Markup`.
+        styles: File names of style sheets; the template inserts them with `style` and `style_hash`.
+        scripts: File names of scripts; the template inserts them with `script` and `script_hash`.
+        **values: Values for the template, escaped unless they are `Markup`.
 
     Raises:
         jinja2.UndefinedError: The template uses a value that is not passed.

@@ -24,7 +24,7 @@ _DEFAULT = object()  # value of a setting that follows its environment
 TITLES = {name: name.upper() for name in AGENTS} | {"bdqn": "BDQN+P"}  # as in the paper
 
 
-class Estimate(NamedTuple):
+class FinalEstimate(NamedTuple):
     """A final metric over `n` runs; no interval where an environment has a single run."""
 
     mean: float
@@ -69,7 +69,7 @@ class AgentRuns:
         values = [record.final(metric) for record in self.finished]
         return np.array([value for value in values if value is not None], np.float64)
 
-    def estimate(self, metric: str) -> Estimate | None:
+    def estimate(self, metric: str) -> FinalEstimate | None:
         """Return the estimate of a final metric; None without finished runs."""
         return estimate_final([self.finals(metric)])
 
@@ -133,7 +133,7 @@ class RunComparison:
         return _titles(self.environments)
 
     @property
-    def success(self) -> dict[str, Estimate]:
+    def success(self) -> dict[str, FinalEstimate]:
         """Final success over all environments, of agents that finished runs in each of them with equal settings.
 
         Returns are not averaged: each environment has its own scale.
@@ -197,13 +197,13 @@ def _group_agents(environment: str, records: Iterable[RunRecord]) -> Environment
     )
 
 
-def estimate_final(strata: Sequence[Finals]) -> Estimate | None:
+def estimate_final(strata: Sequence[Finals]) -> FinalEstimate | None:
     """Return the estimate over all runs of all strata; None without runs."""
     strata = [runs for runs in strata if len(runs)]
     if not strata:
         return None
     values = np.concatenate(strata)
-    return Estimate(float(values.mean()), float(iqm(values)), iqm_interval(strata), len(values))
+    return FinalEstimate(float(values.mean()), float(iqm(values)), iqm_interval(strata), len(values))
 
 
 def _compare_pairs(environments: Sequence[EnvironmentRuns]) -> Iterator[PairComparison]:
@@ -304,7 +304,7 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _describe_values(key: str, owners: dict[Any, list[str]]) -> str:
-    """Return a setting with its values and who has each, such as "target period 400 (DQN) and 4,000 (RND)"."""
+    """Return a setting, its values and their owners, such as "target period 400 (DQN) and 4,000 (RND)"."""
     values = [f"{_format_value(value)} ({', '.join(names)})" for value, names in owners.items()]
     return f"{_setting_name(key)} {' and '.join(values)}"
 

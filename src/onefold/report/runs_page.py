@@ -9,8 +9,8 @@ from onefold.errors import visible
 from onefold.report.figures import (
     PLOTS,
     PageFigure,
+    PagePicture,
     PanelFigure,
-    Picture,
     embed_panels,
     file_stems,
     page_figure,
@@ -54,8 +54,8 @@ class PageMaps(NamedTuple):
 
     title: str
     caption: str
-    agents: list[tuple[str, list[Picture]]]
-    legend: list[Picture]
+    agents: list[tuple[str, list[PagePicture]]]
+    legend: list[PagePicture]
 
 
 class BestAgents(NamedTuple):

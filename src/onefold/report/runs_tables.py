@@ -295,7 +295,8 @@ def _format_first_goals(agent: AgentRuns) -> str:
     if not agent.finished or not has_goal(agent.run.environment):
         return NO_VALUE
     median, count = _median_first_goal(agent), sum(record.first_goal is not None for record in agent.finished)
-    text = "not reached" if median is None else format_number(median, 0)
+    missing = "no median" if count else "not reached"
+    text = missing if median is None else format_number(median, 0)
     return f"{text} ({count} of {len(agent.finished)})"
 
 

@@ -1,4 +1,4 @@
-"""Scores as a table, .csv or .parquet."""
+"""Scores as a .csv or .parquet file."""
 
 import csv
 import io
@@ -12,25 +12,25 @@ from onefold.core.storage import write_bytes
 from onefold.errors import InputError, visible
 from onefold.inputs.parquet_rows import import_parquet
 
-CHUNK = 65536  # rows that are written as text at once
+CHUNK = 65536  # rows converted to text at once
 
 
 def check_table(path: Path) -> None:
-    """Refuse a file that no table can be written to, before there is one."""
+    """Raise InputError for a suffix that `write_table` does not support, before the scores are computed."""
     if path.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{path.name}: scores are written as .csv or .parquet")
+        raise InputError(f"{path.name}: unknown suffix. Scores are written as .csv or .parquet.")
     if path.suffix == ".parquet":
         import_parquet()
 
 
 def write_table(path: Path, columns: dict[str, Any]) -> None:
-    """Write columns of equal length, `name` among them, whole or not at all; names as the page shows them."""
+    """Write columns of equal length atomically. The column `name` is written as the page shows it."""
     columns = {**columns, "name": [visible(name) for name in columns["name"]]}
     write_bytes(path, _parquet(columns) if path.suffix == ".parquet" else b"".join(_csv(columns)))
 
 
 def _csv(columns: dict[str, Any]) -> Iterator[bytes]:
-    """Rows as text, a chunk at a time; numbers with all digits that they have, so that none is rounded."""
+    """Yield the file in chunks; floating-point numbers have all their digits."""
     yield (",".join(columns) + "\n").encode()
     for start in range(0, len(columns["name"]), CHUNK):
         parts = [column[start : start + CHUNK] for column in columns.values()]

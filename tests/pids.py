@@ -1,11 +1,11 @@
-"""Whether processes have ended, and which belong together."""
+"""Checks that processes have ended, and lists of their children."""
 
 import time
 from pathlib import Path
 
 
 def gone(pids: list[int], seconds: float = 300.0) -> bool:
-    """Whether all processes end in time."""
+    """Return True if all processes end within this time."""
     until = time.monotonic() + seconds
     while alive := [pid for pid in pids if running(pid)]:
         if time.monotonic() > until:
@@ -22,8 +22,8 @@ def running(pid: int) -> bool:
 
 
 def family(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    found = []
+    """Return the child processes of a process, and theirs."""
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -31,5 +31,5 @@ def family(pid: int) -> list[int]:
             continue
         if parent == pid:
             child = int(stat.parent.name)
-            found += [child, *family(child)]
-    return found
+            pids += [child, *family(child)]
+    return pids

@@ -46,15 +46,17 @@ def play(env: MyWayHome, seed: int, actions: list[int]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("variant", "place", "low", "high"),
+    ("variant", "position", "low", "high"),
     [("sparse", (240, -176), 0.0, 3.6), ("very_sparse", (543.986, -672.089), 176.4, 183.6)],
 )
-def test_sparse_tasks_have_a_fixed_start(variant: Variant, place: tuple[float, float], low: float, high: float) -> None:
+def test_sparse_tasks_have_a_fixed_start(
+    variant: Variant, position: tuple[float, float], low: float, high: float
+) -> None:
     angles = []
     with MyWayHome(variant) as env:
         for seed in range(30):
             info = env.reset(seed=seed)[1]
-            np.testing.assert_allclose(info["position"], place, atol=0.01)
+            np.testing.assert_allclose(info["position"], position, atol=0.01)
             angles.append(info["angle"])
     assert low <= min(angles) < low + 0.3 * (high - low)  # the whole range is used
     assert high - 0.3 * (high - low) < max(angles) <= high

@@ -154,9 +154,9 @@ def test_visits_of_an_extended_run_are_in_the_slices_of_their_frames(before: int
     """A slice of the shorter run that overlaps two slices is added to the later one."""
     short, whole, longer = (VisitCounts("chain-8", frames) for frames in (before, after, after))
     for frame in range(1, before + 1):
-        place = np.array([[frame % 8, 0.0]], np.float32)
-        short.add(frame, place)
-        whole.add(frame, place)
+        position = np.array([[frame % 8, 0.0]], np.float32)
+        short.add(frame, position)
+        whole.add(frame, position)
     longer.restore(short.counts.copy(), before)
     assert longer.counts.sum() == before
     if after % before == 0:
@@ -737,20 +737,3 @@ def test_the_papers_search_space(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(line.startswith("lr=") for line in best)
     assert main(["rl", "search", "ppo", *options]) == 2
     assert "agent: 'ppo' is not one of dqn, bdqn, rnd, ids, csd" in capsys.readouterr().err
-
-
-def test_training_loads_few_modules(tmp_path: Path) -> None:
-    """Readers, detectors, reports, videos and the pool of jobs are not part of training."""
-    code = (
-        "import sys; from onefold.cli import main; assert main(sys.argv[1:]) == 0;"
-        "names = sorted(name for name in sys.modules if name.split('.')[0] == 'onefold');"
-        "unused = ('inputs', 'kernels', 'report', 'bench', 'data', 'rl.video', 'rl.grid', 'rl.bonus', 'rl.sb3');"
-        "print(len(names), [name for name in names if name.removeprefix('onefold.').startswith(unused)])"
-    )
-    options = ["--agent", "csd", "--env", "chain-8", "--frames", "64", "--device", "cpu", "-o", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"}
-    command = [sys.executable, "-c", code, "rl", "train", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    count, _, unused = done.stdout.splitlines()[-1].partition(" ")
-    assert unused == "['onefold.rl.bonus_networks']"
-    assert int(count) <= 60

@@ -27,7 +27,7 @@ SPACES: dict[str, tuple[spaces.Space, spaces.Space]] = {
 
 
 class Random(gymnasium.Env[Any, Any]):
-    """Shows anything; the right action is worth 1. It says where it is, by a name and in three dimensions."""
+    """Random observations; action 1 has a reward of 1. Positions are text or three numbers, which are not a map."""
 
     def __init__(self, kind: str) -> None:
         self.observation_space, self.action_space = SPACES[kind]

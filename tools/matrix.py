@@ -58,7 +58,7 @@ CHECKS: dict[str, list[str]] = {
     "av": ["tests/test_runs.py::test_an_mp4_has_the_games_speed_and_holds_the_last_frame"],
     "vizdoom": ["tests/test_doom.py"],
     "stable-baselines3": ["tests/test_sb3.py"],
-    "gymnasium": ["tests/test_doom.py", "tests/test_small_worlds.py", "tests/test_bonus.py"],
+    "gymnasium": ["tests/test_doom.py", "tests/test_small_envs.py", "tests/test_bonus.py"],
     "tensorboard": ["tests/test_stopped_runs.py::test_resuming_removes_later_points_from_tensorboard"],
     "optuna": ["tests/test_bench.py::test_a_search_tries_every_value_once_and_goes_on_with_the_best"],
     "pyarrow": ["tests/test_sources.py"],

@@ -38,7 +38,7 @@ class MyWayHome(gymnasium.Env[UInt8[np.ndarray, "42 42"], np.int64]):
     that runs from the first reset to `close`.
 
     Args:
-        variant: Where episodes start. "dense": at a random place; "sparse": in a distant room; "very_sparse": in the
+        variant: Where episodes start. "dense": at a random spot; "sparse": in a distant room; "very_sparse": in the
             most distant room.
         render_mode: "rgb_array" makes `render` return the screen, 120 × 160.
     """

@@ -37,8 +37,6 @@ from onefold.bench.sets import (
     load_set,
     match_shape,
 )
-from onefold.data.digits import digits
-from onefold.data.sets import ImageSet
 from onefold.errors import FileError, InputError, OnefoldError
 
 SMOKE = PRESETS["smoke"]
@@ -181,21 +179,29 @@ def test_images_take_the_shape_of_the_id_set() -> None:
 
 
 @pytest.mark.parametrize("method", ["rnd", "energy", "csd_ood"])
-def test_sets_of_any_size_and_colour_are_compared(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_of_any_size_and_colour_are_compared(method: str, tmp_path: Path) -> None:
     """A colour ID set of 10 × 12 pixels against a grey set of 8 × 8."""
     rng = np.random.default_rng(0)
     y = np.arange(60) % 3
-    x = 0.5 * rng.random((60, 3, 10, 12), np.float32) + 0.5 * (y / 2)[:, None, None, None].astype(np.float32)
-    colour, grey = ImageSet("colour", x, y, x[:30], y[:30]), ImageSet("grey", *digits(0))
-    monkeypatch.setattr("onefold.bench.sets.read_set", lambda name, _: {"colour": colour, "grey": grey}[name])
-    load_set.cache_clear()
-    short = replace(SMOKE, steps=4, batch=8, warmup=1, train=60, test=30)
-    unit = Unit(row=method, id_set="colour", seed=0, preset=short, ood_sets=("grey",), data_dir=Path("nowhere"))
+    x = (rng.integers(0, 128, (60, 3, 10, 12)) + 60 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "colour.npz", x_train=x, y_train=y, x_test=x[:30], y_test=y[:30])
+    grey = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "grey.npz", x_train=grey, x_test=grey[:20])
+    short = replace(QUICK, steps=4, batch=8, warmup=1, samples=2, small=True)
+    unit = Unit(row=method, id_set="colour", seed=0, preset=short, ood_sets=("grey",), data_dir=tmp_path)
     result = evaluate.evaluate(unit)
-    load_set.cache_clear()
-    assert result["data"] == {"id": "colour", "train": 60, "test": 30, "ood": dict.fromkeys(("grey", *PERTURBED), 30)}
+    assert result["data"] == {
+        "id": "colour",
+        "train": 60,
+        "test": 30,
+        "ood": {"grey": 20, **dict.fromkeys(PERTURBED, 30)},
+    }
     assert result["accuracy"] > 0.3
     assert all(np.isfinite(list(figures.values())).all() for figures in result["scores"]["score"].values())
+    sets.write_previews([unit], tmp_path / "previews")
+    with Image.open(tmp_path / "previews" / "colour.png") as picture:
+        pixel = picture.getpixel((sets.MARGIN, sets.GAP))
+    assert pixel == tuple(int(value) for value in x[0, :, 0, 0])
 
 
 def test_contexts_never_hold_an_image_that_is_evaluated(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The distribution-shift benchmark: units of work, where they run, and what they leave behind."""
+"""The distribution-shift benchmark: rows, image sets, units, engines and results."""

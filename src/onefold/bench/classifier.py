@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from onefold.bench.grid import Unit
+from onefold.bench.grid import Augmentation, Unit
 from onefold.bench.sets import load_id_set, with_channels
 from onefold.core import storage
 from onefold.core.batches import pick_device
 from onefold.core.rng import generators
 from onefold.data.sets import ImageSet
-from onefold.detectors._classifier import Augmentation, targets_of, train_together
+from onefold.detectors._classifier import targets_of, train_together
 from onefold.detectors._random_features import empty_standardise
 from onefold.errors import FileError
 from onefold.inputs.samples import read_train_data

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ RATES = {
 }
 """Learning rates and the dropout rate that the paper's search found (Table "hpsettingsood")."""
 
+Augmentation: TypeAlias = Literal["none", "crops", "flips"]
+"""Augmentation in the training of a classifier: crops of zoom 1.0 to 1.3, with flips as in the paper, or none."""
 Item = TypeVar("Item")
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from onefold.bench.classifier import LAST_HIDDEN, classifier_sizes, load_or_train_classifier
-from onefold.bench.grid import Preset, Unit, check_seeds
+from onefold.bench.grid import Augmentation, Preset, Unit, check_seeds
 from onefold.bench.sets import draw_contexts, load_id_set, with_channels
 from onefold.core.batches import pick_device
 from onefold.core.rng import generators
 from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
-from onefold.detectors._classifier import Augmentation
 from onefold.detectors.base import Detector
 from onefold.distil import Architecture
 from onefold.errors import InputError
@@ -38,7 +37,7 @@ class Row:
         build: Prepare the fit of a unit, with the augmentation of the row's classifier.
         augment: Augmentation in the training of the classifier: the row's own, or the separate one that gives the
             accuracy of rows without labels.
-        variant: Difference from other rows of the family, in words.
+        variant: Text that tells the row from others of its family, such as "no flips".
         ours: True for forms of CSD.
         few: True for rows that take long and have few seeds.
         ablation: True for forms of CSD that only the table of ablations has.

@@ -34,8 +34,8 @@ def choose_sets(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the ID sets of a run and all its sets.
 
-    Every set is an OOD set for every other ID set. If only some of the paper's sets are ID sets and no OOD set is
-    named, the rest of the paper's sets are OOD sets, so that units of several runs fit into one table.
+    Every set is an OOD set for every other ID set. If the ID sets are some of the paper's and no OOD set is named, the
+    rest of the paper's sets are OOD sets. Units of several runs then fit into one table.
 
     Args:
         preset: A small preset runs on the embedded sets.

@@ -52,7 +52,7 @@ class TableRow:
         title: Title.
         ours: True for a form of CSD.
         by_paper_score: True for a form of CSD ranked by the paper's score.
-        forms: Score and training that the row was ranked by, in words, by ID set.
+        forms: Description of the score and training that the row was ranked by, by ID set.
         best_of: Number of forms that the row is the best of in hindsight; 0 if its form was fixed beforehand.
         values: Values by figure.
         by_set: AUROC by OOD set.
@@ -101,7 +101,7 @@ class TableRow:
 
     @property
     def form(self) -> str:
-        """Score and training in words."""
+        """Description of the score and training."""
         forms = list(dict.fromkeys(self.forms.values()))
         return forms[0] if len(forms) == 1 else "chosen set by set"
 

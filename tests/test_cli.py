@@ -1,10 +1,12 @@
-"""The command line and the pages, as a person meets them."""
+"""The command line: help, errors, the demo and the toy, and their pages."""
 
 import dataclasses
 import json
 import os
+import pickle
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ import pytest
 from browser import CHROMIUM
 
 from onefold import cli, demo, toy
+from onefold.cli.jobs import FIT_METHODS, Fit, Job
+from onefold.cli.main import COMMANDS, Group, options, parse
+from onefold.errors import InputError, renamed_argument
 from onefold.report.demo_page import render
 from onefold.report.example_figures import draw_line, draw_plane, histogram
 from onefold.report.score_page import score_axis
@@ -68,6 +73,50 @@ def test_errors_are_one_line(
 
     monkeypatch.setattr(demo, "sets", interrupt)
     assert cli.main(["demo"]) == 130
+
+
+def commands(group: Group = COMMANDS, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[Job]]]:
+    """Yield the words of every command and its job."""
+    for word, command in group.commands.items():
+        if isinstance(command, Group):
+            yield from commands(command, (*words, word))
+        else:
+            yield (*words, word), command
+
+
+@pytest.mark.parametrize(("words", "job"), list(commands()), ids=[" ".join(words) for words, _ in commands()])
+def test_help_has_a_summary_and_examples_that_parse(words: tuple[str, ...], job: type[Job]) -> None:
+    summary, _, details = (job.__doc__ or "").partition("\n")
+    assert summary.endswith(".")
+    examples = [shlex.split(line) for line in details.partition("For example:")[2].splitlines() if line.strip()]
+    assert examples
+    for example in examples:
+        assert example[: len(words) + 1] == ["onefold", *words]
+        assert type(parse(example[1:])) is job
+
+
+def test_help_of_fit_describes_every_method() -> None:
+    text = onefold("fit", "--help").stdout
+    assert set(FIT_METHODS) == {"csd", "gp", "rnd", "knn"}
+    assert all(f"{name}: " in text for name in FIT_METHODS)
+
+
+def test_errors_have_an_argument_and_a_hint() -> None:
+    error = InputError("must be positive", argument="fpr", hint="Use 0.05.")
+    assert str(error) == "fpr: must be positive. Use 0.05."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(InputError("odd \x1b[2J")) == r"odd \u001b[2J"
+    with pytest.raises(InputError, match=r"^data/x\.npy: no rows$"), renamed_argument("x", "data/x.npy"):
+        raise InputError("no rows", argument="x")
+    with pytest.raises(InputError, match=r"^context: no rows$"), renamed_argument("x", "data/x.npy"):
+        raise InputError("no rows", argument="context")
+
+
+def test_errors_name_the_option_that_sets_an_argument() -> None:
+    names = options(Fit("data", Path("m.onefold")))
+    assert names["fpr"] == "--fpr"
+    assert names["model"] == "--model"
+    assert "data" not in names, "an argument without an option"
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +234,7 @@ def pty_output() -> Iterator[tuple[int, int]]:
     os.close(master)
 
 
-def test_progress_is_shown_to_a_person_at_a_terminal(pty_output: tuple[int, int]) -> None:
+def test_progress_is_shown_at_a_terminal(pty_output: tuple[int, int]) -> None:
     master, slave = pty_output
     code = (
         "import numpy as np, onefold; from onefold.nn.train import Recipe;"

@@ -141,7 +141,7 @@ def test_bonuses_load_few_modules() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_an_agent_loads_few_modules(tmp_path: Path) -> None:
+def test_rl_train_loads_few_modules(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium", reason="Gymnasium is not installed")
     options = ["--agent", "csd", "--env", "chain-8", "--frames", "64", "--device", "cpu"]
     code = f"from onefold.cli import main; assert main(['rl', 'train', '-o', 'run', *{options}]) == 0"

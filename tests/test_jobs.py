@@ -1,4 +1,4 @@
-"""The command line on people's own files: what it writes, what it refuses, what it leaves behind when it is stopped."""
+"""The commands fit, score, diagnose and export: their files, their errors, and what a stopped command leaves."""
 
 import csv
 import errno
@@ -111,9 +111,9 @@ def read_scores(path: Path) -> dict[str, np.ndarray]:
 
 
 def page_data(path: Path) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 def one_line(done: Done, *words: str) -> None:
@@ -140,10 +140,12 @@ def one_line(done: Done, *words: str) -> None:
         ("table.csv", "knn"),
     ],
 )
-def test_the_files_say_what_the_library_says(data: str, method: str, home: Path, tmp_path: Path, onefold_: Cli) -> None:
-    file, given = tmp_path / "m.onefold", home / data
+def test_the_files_have_the_scores_of_the_library(
+    data: str, method: str, home: Path, tmp_path: Path, onefold_: Cli
+) -> None:
+    file, source = tmp_path / "m.onefold", home / data
     steps = ("--steps", "4") if method in ("csd", "rnd") else ()
-    done = onefold_("fit", given, "-o", file, "--method", method, *steps, "--seed", "3", "--fpr", "0.1")
+    done = onefold_("fit", source, "-o", file, "--method", method, *steps, "--seed", "3", "--fpr", "0.1")
     assert done.status == 0, done.err
     detector = onefold.load(file)
     assert (type(detector).__name__.lower() == method) or method == "gp"
@@ -153,12 +155,12 @@ def test_the_files_say_what_the_library_says(data: str, method: str, home: Path,
     calibrated = len(detector.alarm.scores)
     assert abs(calibrated - count / 5) <= (12 if "table" in data else 0)
     assert f"fitted on {count - calibrated} samples, calibrated on {calibrated}" in done.out
-    assert onefold_("score", file, given, "-o", tmp_path / "s.csv", "--report", tmp_path / "p.html").status == 0
-    assert onefold_("score", file, given, "-o", tmp_path / "s.parquet").status == 0
-    expected = detector.score(str(given))
+    assert onefold_("score", file, source, "-o", tmp_path / "s.csv", "--report", tmp_path / "p.html").status == 0
+    assert onefold_("score", file, source, "-o", tmp_path / "s.parquet").status == 0
+    expected = detector.score(str(source))
     table = read_scores(tmp_path / "s.csv")
     np.testing.assert_array_equal(table["score"], expected)
-    np.testing.assert_array_equal(table["pvalue"], detector.pvalue(str(given)))
+    np.testing.assert_array_equal(table["pvalue"], detector.pvalue(str(source)))
     np.testing.assert_array_equal(table["is_ood"], (expected > detector.threshold).astype(float))
     names = sorted(f"{i:03d}.png" for i in range(120)) if data == "images" else [str(i) for i in range(count)]
     assert table["name"].tolist() == names
@@ -218,7 +220,7 @@ def test_calibration_data_and_contexts_are_read_as_the_data(home: Path, tmp_path
     assert [line.partition(": ")[0] for line in named.splitlines()] == [repr(str(tmp_path / "held" / "torn.jpg"))] * 2
 
 
-def test_diagnosis_says_ok_by_its_status(fitted: Path, home: Path, onefold_: Cli) -> None:
+def test_the_exit_status_of_diagnose_is_its_result(fitted: Path, home: Path, onefold_: Cli) -> None:
     done = onefold_("diagnose", fitted)
     assert done.status == 1
     assert re.search(r"^WARN  convergence", done.out, re.MULTILINE)
@@ -228,7 +230,7 @@ def test_diagnosis_says_ok_by_its_status(fitted: Path, home: Path, onefold_: Cli
 
 
 @pytest.mark.parametrize(("method", "features"), [("gp", ""), ("knn", ", and the features of 130 training samples")])
-def test_a_file_says_what_it_holds_of_the_data(
+def test_fit_and_diagnose_print_what_the_file_holds(
     method: str, features: str, home: Path, tmp_path: Path, onefold_: Cli
 ) -> None:
     """Of each of the 130 rows three numbers in float64, a word being one."""
@@ -293,7 +295,7 @@ def test_names_are_quoted_and_many_rows_are_quick(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table["is_ood"], scores > 0)
 
 
-# Models of the user's own
+# Trained models of the user
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +314,7 @@ def net(home: Path) -> Path:
 
 
 @pytest.mark.parametrize(("method", "layer"), [("csd", ()), ("knn", ("--layer", "1"))])
-def test_a_model_of_the_users_own(
+def test_detectors_on_a_trained_model(
     method: str, layer: tuple[str, ...], net: Path, home: Path, tmp_path: Path, onefold_: Cli
 ) -> None:
     """Images of a folder are brought to the model's size; every later command needs the model, and the right one."""
@@ -473,7 +475,7 @@ def test_tables_of_other_columns_are_refused(home: Path, tmp_path: Path, onefold
     assert out.read_text() == "mine"
 
 
-def test_arrays_of_another_shape_are_called_by_their_name(home: Path, tmp_path: Path, onefold_: Cli) -> None:
+def test_arrays_of_another_shape_are_refused_by_name(home: Path, tmp_path: Path, onefold_: Cli) -> None:
     file = tmp_path / "v.onefold"
     assert onefold_("fit", f"{home}/arrays.npz::vectors", "-o", file, *QUICK).status == 0
     done = onefold_("score", file, f"{home}/arrays.npz::others", "-o", tmp_path / "s.csv")
@@ -568,7 +570,7 @@ def test_a_full_disk_loses_nothing(
     )
 
 
-def test_a_fit_whose_result_cannot_be_written_goes_on_from_its_end(
+def test_a_fit_that_cannot_write_its_result_resumes_at_its_end(
     home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, fit = tmp_path / "m.onefold", ("fit", home / "images.npy", "-o", tmp_path / "m.onefold", *QUICK)
@@ -603,7 +605,7 @@ def test_a_file_that_grows_too_large_for_the_system(home: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-# Broken fits
+# Stopped fits
 
 KILLED = """
 import os, signal, sys
@@ -624,7 +626,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("method", ["csd", "rnd"])
-def test_a_killed_fit_goes_on_to_the_same_detector(method: str, home: Path, tmp_path: Path, onefold_: Cli) -> None:
+def test_a_killed_fit_resumes_to_the_same_detector(method: str, home: Path, tmp_path: Path, onefold_: Cli) -> None:
     """Killed in the midst of writing its fourth state: the third is whole, and leads to the same file, bit by bit."""
     arguments = ["fit", str(home / "table.csv"), "--method", method, "--steps", "6", "--device", "cpu", "-o"]
     killed = subprocess.run(
@@ -657,7 +659,7 @@ def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path
     assert closed.status == 0, "a method without states has no business with this one"
     assert part.read_bytes() == before
     part.write_bytes(before[:1000])
-    one_line(onefold_(*fit), "m.onefold.part", "damaged", "Delete the file to start anew")
+    one_line(onefold_(*fit), "m.onefold.part", "damaged", "Delete the file to start again")
 
 
 def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path) -> None:
@@ -678,7 +680,7 @@ def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path)
     assert out == ""
     assert (
         err
-        == f"onefold: stopped. Run the same command again to resume from {part}, or delete that file to start anew.\n"
+        == f"onefold: stopped. Run the same command again to resume from {part}, or delete that file to start again.\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["m.onefold.part"]
 
@@ -698,7 +700,7 @@ def test_control_c_while_scoring_leaves_what_was_there(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"s.csv": "mine"}
 
 
-# Signs of life
+# Progress
 
 
 class Terminal(io.StringIO):
@@ -706,7 +708,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_person_at_a_terminal_sees_every_phase(
+def test_a_terminal_shows_every_phase(
     home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file, phases = (
@@ -750,18 +752,18 @@ def test_a_page_shows_the_least_familiar_of_many(home: Path, tmp_path: Path, one
         file, page = tmp_path / "m.onefold", tmp_path / "p.html"
         assert onefold_("fit", home / data, "-o", file, *QUICK).status == 0
         assert onefold_("score", file, home / data, "-o", tmp_path / "s.csv", "--report", page).status == 0
-        table, found = read_scores(tmp_path / "s.csv"), page_data(page)
+        table, content = read_scores(tmp_path / "s.csv"), page_data(page)
         strangest = np.sort(np.argsort(-table["score"], kind="stable")[:50])
-        assert found["names"] == table["name"][strangest].tolist()
+        assert content["names"] == table["name"][strangest].tolist()
         assert f"the page shows the 50 least familiar of {len(table['score'])}" in page.read_text()
         detector = onefold.load(file)
         if data == "table.csv":
             with (home / data).open(newline="") as csv_file:
                 cells = list(csv.reader(csv_file))[1:]
-            assert [row[1] for row in found["values"]] == [cells[i][1] for i in strangest]
+            assert [row[1] for row in content["values"]] == [cells[i][1] for i in strangest]
         else:
             nearest = detector.neighbours(str(home / data), score_page.NEAREST)
-            assert found["nearest"] == nearest[strangest].tolist()
+            assert content["nearest"] == nearest[strangest].tolist()
 
 
 def test_every_image_is_decoded_once(home: Path, tmp_path: Path, onefold_: Cli, monkeypatch: Any) -> None:
@@ -789,9 +791,9 @@ def test_wide_tables_have_fewer_rows_on_a_page(tmp_path: Path, onefold_: Cli, mo
     assert onefold_("fit", tmp_path / "wide.csv", "-o", file, "--method", "knn").status == 0
     page = ("--report", tmp_path / "p.html")
     assert onefold_("score", file, tmp_path / "wide.csv", "-o", tmp_path / "s.csv", *page).status == 0
-    found = page_data(tmp_path / "p.html")
-    assert len(found["values"]) == 110
-    assert len(found["values"][0]) == 40
+    content = page_data(tmp_path / "p.html")
+    assert len(content["values"]) == 110
+    assert len(content["values"][0]) == 40
 
 
 @pytest.mark.parametrize("data", ["images.npy", "floats.npy"])

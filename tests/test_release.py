@@ -1,4 +1,4 @@
-"""What is released: one place for the version, metadata that resolve, a wheel that works without the repository."""
+"""The release: one place for the version, metadata that resolve, a wheel that works without the repository."""
 
 import hashlib
 import importlib.util
@@ -77,15 +77,15 @@ def test_the_changelog_has_an_entry_for_this_version() -> None:
     assert version.is_devrelease or re.fullmatch(r"\d{4}-\d\d-\d\d", first[2])
 
 
-def test_every_promise_about_files_is_held_by_a_test_that_exists() -> None:
+def test_every_test_named_in_the_security_policy_exists() -> None:
     named = re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text("utf-8"))
-    known = {
+    existing = {
         name
         for path in (ROOT / "tests").glob("test_*.py")
         for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
     }
     assert len(named) > 20
-    assert set(named) - known == set()
+    assert set(named) - existing == set()
 
 
 def test_a_run_cannot_name_a_module_to_import() -> None:
@@ -102,14 +102,14 @@ def test_a_run_cannot_name_a_module_to_import() -> None:
 
 def test_every_extra_is_made_of_requirements_that_are_met_here() -> None:
     """An extra outside of `dev` need not be installed where the tests run."""
-    (own,) = (Requirement(text) for text in EXTRAS["dev"] if text.startswith("onefold["))
-    assert own.extras <= set(EXTRAS)
+    (itself,) = (Requirement(text) for text in EXTRAS["dev"] if text.startswith("onefold["))
+    assert itself.extras <= set(EXTRAS)
     for extra, texts in {"": PROJECT["dependencies"], **EXTRAS}.items():
         for requirement in map(Requirement, texts):
             if requirement.name == "onefold":
                 continue
             assert requirement.specifier, f"{requirement} of {extra!r} has no bound"
-            if extra in ("", "dev", *own.extras):
+            if extra in ("", "dev", *itself.extras):
                 assert requirement.specifier.contains(distribution(requirement.name).version, prereleases=True)
 
 
@@ -126,12 +126,12 @@ def test_every_error_names_an_extra_that_exists() -> None:
     assert {(name, extra) for name, extra in named if extra not in EXTRAS} == set()
 
 
-def test_what_metadata_cannot_say_is_said_the_same_everywhere() -> None:
-    """laplace-torch comes without its dependencies: the command, the matrix and the tests' versions agree."""
+def test_packages_without_dependencies_are_the_same_everywhere() -> None:
+    """laplace-torch is installed without its dependencies: the command, the matrix and the versions here agree."""
     command = re.search(r"`pip install --no-deps ([^`]+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert command is not None
     pinned = dict(text.split("==") for text in command[1].split())
-    assert pinned == matrix().BARE
+    assert pinned == matrix().WITHOUT_DEPENDENCIES
     assert pinned == {name: distribution(name).version for name in pinned}
     listed = {
         Requirement(text).name for name in pinned for text in distribution(name).requires or [] if ";" not in text
@@ -142,7 +142,9 @@ def test_what_metadata_cannot_say_is_said_the_same_everywhere() -> None:
 
 def test_the_matrix_tries_every_dependency_by_tests_that_exist() -> None:
     tool = matrix()
-    users = {"": PROJECT["dependencies"]} | {extra: EXTRAS[extra] for extra in EXTRAS if extra not in tool.APART}
+    users = {"": PROJECT["dependencies"]} | {
+        extra: EXTRAS[extra] for extra in EXTRAS if extra not in tool.EXTRAS_OF_DEVELOPERS
+    }
     assert set(tool.CHECKS) == {name for texts in users.values() for name in tool.names(texts)}
     for check in {check for checks in tool.CHECKS.values() for check in checks}:
         path, _, name = check.partition("::")
@@ -294,9 +296,9 @@ def closure(requirements: list[str]) -> Iterator[Distribution]:
         if key in seen:
             continue
         seen.add(key)
-        found = distribution(requirement.name)
-        yield found
-        for needed in map(Requirement, found.requires or []):
+        installed = distribution(requirement.name)
+        yield installed
+        for needed in map(Requirement, installed.requires or []):
             extras = requirement.extras or {""}
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(needed)
@@ -312,7 +314,7 @@ def borrow(site: Path, requirements: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and its dependencies; nothing in it knows of the repository."""
     folder = tmp_path_factory.mktemp("empty")
     venv.create(folder, with_pip=True)
@@ -330,13 +332,13 @@ def site_of(folder: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
 
 
-def there(place: Path, *command: str, status: int = 0) -> str:
+def run_in(environment: Path, *command: str, status: int = 0) -> str:
     """Output of a command of that environment, run in a folder of its own."""
     program, *arguments = command
-    environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "HOME": str(place), "OMP_NUM_THREADS": "2"}
+    variables = {"PATH": f"{environment / 'bin'}:/usr/bin:/bin", "HOME": str(environment), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [place / "bin" / program, *arguments],
-        cwd=place / "work", env=environment, capture_output=True, text=True, check=False, timeout=900,
+        [environment / "bin" / program, *arguments],
+        cwd=environment / "work", env=variables, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -356,41 +358,41 @@ print(json.dumps([onefold.__file__, onefold.__version__, missing]))
 
 
 @pytest.mark.slow
-def test_every_module_imports_or_names_its_extra(place: Path) -> None:
+def test_every_module_imports_or_names_its_extra(environment: Path) -> None:
     """With the declared dependencies alone: an import that nothing declares would end this with a traceback."""
-    file, version, missing = json.loads(there(place, "python", "-c", IMPORT_ALL).splitlines()[-1])
-    assert Path(file).is_relative_to(place)
+    file, version, missing = json.loads(run_in(environment, "python", "-c", IMPORT_ALL).splitlines()[-1])
+    assert Path(file).is_relative_to(environment)
     assert version == onefold.__version__
     assert all(re.search(r"pip install ['\"]onefold\[\w+\]", message) for message in missing.values()), missing
     assert all(name.startswith(("onefold.rl", "onefold.report.runs_")) for name in missing), missing
 
 
 @pytest.mark.slow
-def test_fit_score_diagnose_and_export_work_there(place: Path) -> None:
-    assert there(place, "onefold", "--version") == f"onefold {onefold.__version__}\n"
-    assert "demo" in there(place, "onefold", "--help")
-    there(place, "onefold", "fit", "rows.csv", "-o", "m.onefold", "--method", "gp")
-    there(place, "onefold", "score", "m.onefold", "rows.csv", "-o", "s.csv", "--report", "p.html")
-    assert len((place / "work" / "s.csv").read_text().splitlines()) == 161
-    page = (place / "work" / "p.html").read_text("utf-8")
+def test_fit_score_diagnose_and_export_work_in_the_wheel(environment: Path) -> None:
+    assert run_in(environment, "onefold", "--version") == f"onefold {onefold.__version__}\n"
+    assert "demo" in run_in(environment, "onefold", "--help")
+    run_in(environment, "onefold", "fit", "rows.csv", "-o", "m.onefold", "--method", "gp")
+    run_in(environment, "onefold", "score", "m.onefold", "rows.csv", "-o", "s.csv", "--report", "p.html")
+    assert len((environment / "work" / "s.csv").read_text().splitlines()) == 161
+    page = (environment / "work" / "p.html").read_text("utf-8")
     assert "Content-Security-Policy" in page
     assert "</html>" in page
-    there(place, "onefold", "export", "m.onefold", "m.pt2")
-    said = there(place, "onefold", "export", "m.onefold", "m.onnx", status=2)
-    assert re.fullmatch(r"onefold: [^\n]*pip install ['\"]onefold\[onnx\]['\"][^\n]*\n", said), said
-    borrow(site_of(place), EXTRAS["onnx"])
-    there(place, "onefold", "export", "m.onefold", "m.onnx")
+    run_in(environment, "onefold", "export", "m.onefold", "m.pt2")
+    output = run_in(environment, "onefold", "export", "m.onefold", "m.onnx", status=2)
+    assert re.fullmatch(r"onefold: [^\n]*pip install ['\"]onefold\[onnx\]['\"][^\n]*\n", output), output
+    borrow(site_of(environment), EXTRAS["onnx"])
+    run_in(environment, "onefold", "export", "m.onefold", "m.onnx")
     ask = "import onnxruntime; print([i.name for i in onnxruntime.InferenceSession('m.onnx').get_outputs()])"
-    assert there(place, "python", "-c", ask).splitlines()[-1] == "['score', 'is_ood']"
+    assert run_in(environment, "python", "-c", ask).splitlines()[-1] == "['score', 'is_ood']"
 
 
 @pytest.mark.slow
-def test_a_benchmark_is_run_and_reported_there(place: Path) -> None:
-    there(place, "onefold", "bench", "run", "-o", "b", "--preset", "smoke", "--methods", "last_layer_gp", "knn")
-    there(place, "onefold", "report", "b")
-    assert list((place / "work" / "b").rglob("*.html"))
-    said = there(place, "onefold", "rl", "train", "-o", "r", "--env", "chain-8", "--frames", "100", status=2)
-    assert re.fullmatch(r"onefold: [^\n]*pip install ['\"]onefold\[rl\]['\"][^\n]*\n", said), said
+def test_a_benchmark_is_run_and_reported_in_the_wheel(environment: Path) -> None:
+    run_in(environment, "onefold", "bench", "run", "-o", "b", "--preset", "smoke", "--methods", "last_layer_gp", "knn")
+    run_in(environment, "onefold", "report", "b")
+    assert list((environment / "work" / "b").rglob("*.html"))
+    output = run_in(environment, "onefold", "rl", "train", "-o", "r", "--env", "chain-8", "--frames", "100", status=2)
+    assert re.fullmatch(r"onefold: [^\n]*pip install ['\"]onefold\[rl\]['\"][^\n]*\n", output), output
 
 
 SHORT_DEMO = """
@@ -403,9 +405,9 @@ sys.exit(cli.main(["demo", "--out", "demo"]))
 
 
 @pytest.mark.slow
-def test_the_demo_works_there(place: Path) -> None:
+def test_the_demo_works_in_the_wheel(environment: Path) -> None:
     """With fewer steps: its data, table and page are all in the wheel and its dependencies."""
-    assert "LastLayerGP" in there(place, "python", "-c", SHORT_DEMO)
-    methods = json.loads((place / "work" / "demo" / "results.json").read_text())["methods"]
+    assert "LastLayerGP" in run_in(environment, "python", "-c", SHORT_DEMO)
+    methods = json.loads((environment / "work" / "demo" / "results.json").read_text())["methods"]
     assert set(methods) == {"CSD", "CSD-Aug", "LastLayerGP", "RND", "ENS(5)"}
-    assert "</html>" in (place / "work" / "demo" / "index.html").read_text("utf-8")
+    assert "</html>" in (environment / "work" / "demo" / "index.html").read_text("utf-8")

@@ -1,9 +1,9 @@
-"""Every Python that onefold allows, with the lowest and the newest allowed dependencies: what runs here and what not.
+"""Run tests on every supported Python, with the lowest and the newest supported dependencies.
 
     python tools/matrix.py [--python 3.11 3.12] [--versions lowest newest] [--folder out/matrix] [--keep]
 
-One environment at a time is made, tried by a quick part of the tests, and removed; its log stays. `--torch-index` takes
-an index with a torch for CPUs alone, where there is one: a torch from the public index brings gigabytes of CUDA.
+For each combination, the script makes an environment, runs a part of the tests in it, and removes it; its log is kept.
+`--torch-index` is a package index with torch for the CPU; torch from the public index needs gigabytes of CUDA packages.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12")
-APART = ("docs", "dev")  # neither is part of what users run
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "beartype", "pandas")
-# Without their dependencies, among which is torchvision: see CONTRIBUTING.md
-BARE = {"laplace-torch": "0.3", "backpack-for-pytorch": "1.7.1", "curvlinops-for-pytorch": "3.0.1"}
+EXTRAS_OF_DEVELOPERS = ("docs", "dev")
+TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "beartype", "pandas")
+# Installed without their dependencies, which include torchvision: see CONTRIBUTING.md
+WITHOUT_DEPENDENCIES = {"laplace-torch": "0.3", "backpack-for-pytorch": "1.7.1", "curvlinops-for-pytorch": "3.0.1"}
 
-# What tries which dependency; tests/test_release.py sees that none is left out.
+# Tests of each dependency; tests/test_release.py checks that the list is complete.
 EXPORTS = [f"tests/test_detector.py::test_exported_models_score_alike_for_any_batch[{name}]"
            for name in ("vectors-CSD", "bytes-LastLayerGP")]  # fmt: skip
 LAPLACE = ["tests/test_methods.py::test_laplace_of_biases_alone_is_the_textbooks"]
@@ -63,11 +63,13 @@ CHECKS: dict[str, list[str]] = {
     "optuna": ["tests/test_bench.py::test_a_search_tries_every_value_once_and_goes_on_with_the_best"],
     "pyarrow": ["tests/test_sources.py"],
 }  # fmt: skip
-LONG = CHECKS["ray"]  # marked slow, and wanted all the same
+SLOW = CHECKS["ray"]  # marked slow, but the only tests of Ray
 
 
 @dataclass(frozen=True)
 class Cell:
+    """Outcome of one combination."""
+
     python: str
     versions: str
     outcome: str  # passed, failed, not installed, not run
@@ -76,48 +78,51 @@ class Cell:
     seconds: float = 0.0
 
     def row(self) -> str:
+        """Return the row of the table."""
         took = f"{self.seconds:.0f} s" if self.seconds else "–"
         return f"| {self.python} | {self.versions} | {self.torch} | {self.outcome} | {took} | {self.detail} |"
 
 
 class InstallError(Exception):
-    """pip's own words for why an environment cannot be made."""
+    """Message of pip that says why an installation failed."""
 
 
-def project() -> dict[str, list[str]]:
-    """Requirements by extra; those of every user under ''."""
+def read_requirements() -> dict[str, list[str]]:
+    """Return the requirements of each extra; the core requirements are under ''."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return {"": table["dependencies"], **table["optional-dependencies"]}
 
 
-def normal(name: str) -> str:
+def normalise(name: str) -> str:
+    """Return a package name as pip compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def names(requirements: Sequence[str]) -> list[str]:
-    return [normal(found.group()) for text in requirements if (found := re.match(r"[A-Za-z0-9._-]+", text))]
+    """Return the package names of requirements."""
+    return [normalise(match.group()) for text in requirements if (match := re.match(r"[A-Za-z0-9._-]+", text))]
 
 
 def lowest(requirements: Sequence[str]) -> list[str]:
-    """`name>=1.2` as `name==1.2`; what has no lower bound is left to pip."""
+    """Return `name==1.2` for each `name>=1.2`; requirements without a lower bound are left out."""
     bounds = (re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?\s*>=\s*([0-9][0-9a-z.]*)", text) for text in requirements)
-    return [f"{normal(bound.group(1))}=={bound.group(2)}" for bound in bounds if bound]
+    return [f"{normalise(bound.group(1))}=={bound.group(2)}" for bound in bounds if bound]
 
 
-def interpreter(version: str) -> Path | None:
-    """A Python of this version that starts: on the path, or one of pyenv's."""
+def find_interpreter(version: str) -> Path | None:
+    """Return a working Python of this version, from PATH or pyenv; None if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    known = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python{version}")))]
-    ask = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
-    for path in filter(None, known):
-        done = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False)
+    candidates = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python{version}")))]
+    script = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
+    for path in filter(None, candidates):
+        done = subprocess.run([path, "-c", script], capture_output=True, text=True, check=False)
         if done.returncode == 0 and done.stdout.strip() == version:
             return Path(path)
     return None
 
 
 def run(command: Sequence[str | Path], log: Path, limit: float) -> tuple[int, str]:
-    """Exit code and output of a command; the output goes to the log, too."""
+    """Run a command; return its exit code and its output, which is also appended to the log."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(map(str, command))}\n")
@@ -135,54 +140,53 @@ def run(command: Sequence[str | Path], log: Path, limit: float) -> tuple[int, st
 
 
 def install(python: Path, versions: str, work: Path, log: Path, torch_index: str | None) -> None:
-    """onefold as users get it (not editable), every extra but the site's, and what the tests need."""
-    wanted = project()
-    extras = [extra for extra in wanted if extra and extra not in APART]
+    """Install onefold (not editable) with its extras, except those of developers, and the packages of the tests."""
+    requirements = read_requirements()
+    extras = [extra for extra in requirements if extra and extra not in EXTRAS_OF_DEVELOPERS]
     constraints = work / f"{versions}.txt"
-    texts = [text for extra in ("", *extras) for text in wanted[extra]]
+    texts = [text for extra in ("", *extras) for text in requirements[extra]]
     constraints.write_text("\n".join(lowest(texts) if versions == "lowest" else []) + "\n")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints]
-    bare = [f"{name}=={version}" if versions == "lowest" else name for name, version in BARE.items()]
-    steps: list[list[str | Path]] = [[*pip, f"{ROOT}[{','.join(extras)}]", *TOOLS], [*pip, "--no-deps", *bare]]
+    bare = [f"{name}=={version}" if versions == "lowest" else name for name, version in WITHOUT_DEPENDENCIES.items()]
+    steps: list[list[str | Path]] = [[*pip, f"{ROOT}[{','.join(extras)}]", *TEST_PACKAGES], [*pip, "--no-deps", *bare]]
     if torch_index:
         steps.insert(0, [*pip, "torch", "--index-url", torch_index])
     for step in steps:
-        code, said = run(step, log, 3600)
+        code, output = run(step, log, 3600)
         if code:
-            errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.splitlines()[-1:]
+            errors = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-1:]
             raise InstallError(errors[0].removeprefix("ERROR: ").strip() if errors else f"pip ended with {code}")
 
 
-def tried(python: Path, log: Path) -> tuple[bool, str]:
-    """Whether the quick part of the tests passes, and how much of it there was."""
-    every = dict.fromkeys(name for tests in CHECKS.values() for name in tests if name not in LONG)
-    # Old dependencies warn of new ones and the other way about: here only failures count.
+def run_tests(python: Path, log: Path) -> tuple[bool, str]:
+    """Return True if the tests pass, and their counts and first failures."""
+    every = dict.fromkeys(name for tests in CHECKS.values() for name in tests if name not in SLOW)
+    # Old and new dependencies warn about each other; here only failures count.
     pytest = [python, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-W", "default", "--durations=0"]
-    good, said = True, []
-    for arguments in (["-m", "not slow", *every], LONG):
+    passed, details = True, []
+    for arguments in (["-m", "not slow", *every], SLOW):
         code, output = run([*pytest, *arguments], log, 1800)
         last = next(
             (line for line in reversed(output.splitlines()) if re.search(r"\d+ (passed|failed|error)", line)), ""
         )
-        failures = [
-            found.group(1) for found in re.finditer(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", output, re.MULTILINE)
-        ]
-        good = good and code == 0
+        failures = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", output, re.MULTILINE)
+        passed = passed and code == 0
         more = [f"and {len(failures) - 5} more"] if len(failures) > 5 else []
         counts = re.sub(r" in [\d.]+s.*|, \d+ warnings?|=+ ?", "", last) or f"pytest ended with {code}"
-        said += [counts, *failures[:5], *more]
-    return good, "; ".join(said)
+        details += [counts, *failures[:5], *more]
+    return passed, "; ".join(details)
 
 
-def versions_of(python: Path) -> dict[str, str]:
+def installed_versions(python: Path) -> dict[str, str]:
+    """Return the version of each package in an environment."""
     done = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=False)
-    return {normal(entry["name"]): entry["version"] for entry in json.loads(done.stdout or "[]")}
+    return {normalise(entry["name"]): entry["version"] for entry in json.loads(done.stdout or "[]")}
 
 
-def cell(version: str, versions: str, options: argparse.Namespace) -> Cell:
-    """One environment from nothing to its verdict."""
-    found = interpreter(version)
-    if found is None:
+def run_cell(version: str, versions: str, options: argparse.Namespace) -> Cell:
+    """Make one environment, run the tests in it, and remove it."""
+    interpreter = find_interpreter(version)
+    if interpreter is None:
         return Cell(version, versions, "not run", f"no Python {version} with pip on this machine")
     work: Path = options.folder / f"{version}-{versions}"
     log: Path = options.folder / f"{version}-{versions}.log"
@@ -191,29 +195,30 @@ def cell(version: str, versions: str, options: argparse.Namespace) -> Cell:
     log.write_text("")
     start = time.monotonic()
     try:
-        code, said = run([found, "-m", "venv", work / "env"], log, 300)
+        code, output = run([interpreter, "-m", "venv", work / "env"], log, 300)
         if code:
-            return Cell(version, versions, "not installed", said.strip().splitlines()[-1])
+            return Cell(version, versions, "not installed", output.strip().splitlines()[-1])
         python = work / "env" / "bin" / "python"
         try:
             install(python, versions, work, log, options.torch_index)
         except InstallError as error:
             return Cell(version, versions, "not installed", str(error))
-        installed = versions_of(python)
+        installed = installed_versions(python)
         log.with_suffix(".json").write_text(json.dumps(installed, indent=1) + "\n")
-        good, said = tried(python, log)
-        outcome = "passed" if good else "failed"
-        return Cell(version, versions, outcome, said, installed.get("torch", "–"), time.monotonic() - start)
+        passed, details = run_tests(python, log)
+        outcome = "passed" if passed else "failed"
+        return Cell(version, versions, outcome, details, installed.get("torch", "–"), time.monotonic() - start)
     finally:
         if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def cells(options: argparse.Namespace) -> Iterator[Cell]:
+def run_cells(options: argparse.Namespace) -> Iterator[Cell]:
+    """Yield the outcome of each combination."""
     for version in options.python:
         for versions in options.versions:
             print(f"Python {version}, {versions} versions …", file=sys.stderr, flush=True)
-            yield cell(version, versions, options)
+            yield run_cell(version, versions, options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -221,17 +226,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", nargs="+", default=PYTHONS, choices=PYTHONS)
     parser.add_argument("--versions", nargs="+", default=("lowest", "newest"), choices=("lowest", "newest"))
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "matrix", help="environments and logs")
-    parser.add_argument("--torch-index", help="an index with a torch for CPUs alone")
-    parser.add_argument("--keep", action="store_true", help="leave the environments where they are")
+    parser.add_argument("--torch-index", help="package index with torch for the CPU")
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
     options = parser.parse_args(arguments)
     options.folder = options.folder.resolve()
-    table = list(cells(options))
+    table = list(run_cells(options))
     print("| Python | versions | torch | outcome | took | tests |\n|---|---|---|---|---|---|")
-    print("\n".join(one.row() for one in table))
-    if not any(one.outcome in ("passed", "failed") for one in table):
+    print("\n".join(cell.row() for cell in table))
+    if not any(cell.outcome in ("passed", "failed") for cell in table):
         print("nothing could be run here", file=sys.stderr)
         return 1
-    return int(any(one.outcome in ("failed", "not installed") for one in table))
+    return int(any(cell.outcome in ("failed", "not installed") for cell in table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: one module per command, and the jobs behind the commands for people's own files."""
+"""The command line: `jobs` has the options of all commands, and one module per command does the work."""
 
 from onefold.cli.main import main
 

@@ -118,7 +118,7 @@ def check_checkpoint(path: Path) -> None:
         try:
             storage.load(path, CHECKPOINT)
         except FileError as error:
-            raise FileError(f"{error}. Delete the file to start anew") from None
+            raise FileError(f"{error}. Delete the file to start again") from None
 
 
 def open_sources(job: Fit, picture: Picture | None) -> Sources:

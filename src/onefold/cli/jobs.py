@@ -77,9 +77,9 @@ class Demo(Job):
 class Toy(Job):
     """Draw the paper's two toy figures and compare CSD with the exact answer.
 
-    Writes toy_1d.png (known queries: prior kernel and regression; their gap is the variance), toy_2d.png (variance of
-    100 trained networks, of the exact NTK-GP and of CSD) and toy.json (rank correlation of each pair). Takes about a
-    minute and a half on two cores.
+    toy_1d.png shows the prior kernel and the regression for four known queries; their gap is the variance. toy_2d.png
+    shows the variance of 100 trained networks, of the exact NTK-GP and of CSD. toy.json has the rank correlation of
+    each pair. Takes about a minute and a half on two cores.
 
     For example:
 
@@ -176,15 +176,15 @@ class Fit(Job):
     def resume_hint(self) -> str:
         if not self.checkpoint.exists():
             return ""
-        return f"Run the same command again to resume from {self.checkpoint}, or delete that file to start anew."
+        return f"Run the same command again to resume from {self.checkpoint}, or delete that file to start again."
 
 
 @dataclass(frozen=True)
 class Score(Job):
     """Score inputs and flag those above the calibrated threshold. Streams data larger than memory.
 
-    The table has one row per input: name (file name or row number from 0), score (bigger is more unfamiliar), pvalue
-    (share of familiar inputs that score at least as high) and is_ood (1: flagged).
+    The table has one row per input. Columns: name (file name, or row number from 0), score (bigger is more unfamiliar),
+    pvalue (share of familiar inputs that score at least as high), is_ood (1: flagged).
 
     For example:
 
@@ -264,7 +264,7 @@ class Report(Job):
     """Write a page with tables and plots of a benchmark or of reinforcement-learning runs.
 
     A benchmark is shown with the best score of each rival method, with and without flips, and with the default score
-    of CSD. Runs are shown with learning curves, final figures and visited places. table.md and, for a benchmark,
+    of CSD. Runs are shown with learning curves, final figures and visit counts. table.md and, for a benchmark,
     table.tex are written beside the page. Damaged files are named and left out.
 
     For example:

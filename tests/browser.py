@@ -1,4 +1,4 @@
-"""A real browser for the tests of pages: anything logged, popped up or asked for outside is a failure."""
+"""Chromium for the tests of pages. Console messages, dialogs and external requests fail the test."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,22 +26,22 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Opener]:
-    """Opens a file in a window of its own; at the end, nothing may have been logged, asked for or popped up."""
-    said: list[str] = []
+    """Return a function that opens a file in a new window; at the end, fail on messages, dialogs and requests."""
+    events: list[str] = []
     contexts = []
 
     def opened(page: Path, width: int = 1200, height: int = 900, scheme: str = "light", **more: Any) -> Any:
         window = {"width": width, "height": height}
         contexts.append(browser.new_context(viewport=window, color_scheme=scheme, **more))
         tab = contexts[-1].new_page()
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or said.append(asked.url))
+        tab.on("console", lambda message: events.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: events.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: (events.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        tab.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or events.append(sent.url))
         tab.goto(page.as_uri())
         return tab
 
     yield opened
     for context in contexts:
         context.close()
-    assert said == []
+    assert events == []

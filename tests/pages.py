@@ -1,11 +1,10 @@
-"""Markdown pages whose code runs: every block of a page in order, in one namespace and one folder.
+"""Runner for the code of Markdown pages: all blocks of a page in order, in one namespace and one folder.
 
-A `python` block is executed, a `sh` block is run line by line, a `text` block is what the block before it printed,
-figures apart. Comments that readers do not see say the rest: `<!-- run: this → that -->` puts `that` in the place of
-`this` in the next block (a shorter training, a smaller grid), `<!-- first: … -->` is Python that prepares what the
-reader would have, `<!-- check: … -->` is an expression that must be true here, `<!-- test: slow -->` makes a page one
-of the long. `_short` and `_tiny` are recipes of few steps, for such changes; in bash, $REPOSITORY is where the
-repository lies.
+A `python` block is executed and a `sh` block is run line by line. A `text` block is the expected output of the block
+before it; numbers may differ. HTML comments control the run: `<!-- run: this → that -->` replaces `this` by `that` in
+the next block (a shorter training, a smaller grid), `<!-- first: … -->` is Python that prepares the reader's files,
+`<!-- check: … -->` is an expression that must be true, `<!-- test: slow -->` marks a slow page. `_short` and `_tiny`
+are recipes of few steps for such replacements. In bash, $REPOSITORY is the folder of the repository.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ LANGUAGES = ("python", "sh", "text")
 
 
 class Step(NamedTuple):
-    """A block or a comment: what it is, what it says, and the line it begins at."""
+    """A block or a comment: its kind, its content and its first line."""
 
     kind: str
     code: str
@@ -43,7 +42,7 @@ class Step(NamedTuple):
 
 
 def steps(text: str) -> Iterator[Step]:
-    """The blocks and comments of a page, in order; comments inside a block are its own."""
+    """Yield the blocks and comments of a page in order; comments inside a block belong to it."""
     at = 0
     while True:
         block, comment = FENCE.search(text, at), COMMENT.search(text, at)
@@ -59,7 +58,7 @@ def steps(text: str) -> Iterator[Step]:
 
 
 def replaced(code: str, changes: list[str], where: str) -> str:
-    """The block that is run: every change must change something."""
+    """Return the block with all replacements; each must match."""
     for change in changes:
         old, arrow, new = (part.strip() for part in change.partition("→"))
         assert arrow, f"{where}: a change is written: this → that"
@@ -69,7 +68,7 @@ def replaced(code: str, changes: list[str], where: str) -> str:
 
 
 def run_page(path: Path) -> None:
-    """Run a page in the current folder; fails at the first block that does."""
+    """Run a page in the current folder; raise at the first block that fails."""
     names: dict[str, Any] = {"__name__": "__main__", "_short": SHORT, "_tiny": TINY}
     changes: list[str] = []
     printed = ""
@@ -88,7 +87,7 @@ def run_page(path: Path) -> None:
 
 
 def python(code: str, names: dict[str, Any], where: str, line: int) -> str:
-    """Execute a block; what it printed. Tracebacks show the line of the page."""
+    """Execute a block and return its output. Tracebacks show the line of the page."""
     buffer = io.StringIO()
     with contextlib.redirect_stdout(buffer):
         exec(compile("\n" * line + code, where, "exec"), names)
@@ -96,7 +95,7 @@ def python(code: str, names: dict[str, Any], where: str, line: int) -> str:
 
 
 def shell(code: str, where: str) -> str:
-    """Run a block line by line: `onefold` in this process, to save its start; anything else in bash."""
+    """Run a block line by line: `onefold` in this process, which is faster, and everything else in bash."""
     printed = ""
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -107,7 +106,7 @@ def shell(code: str, where: str) -> str:
             try:
                 with contextlib.redirect_stdout(buffer):
                     status = main(words[1:])
-            except SystemExit as stop:  # words that the command line does not know
+            except SystemExit as stop:  # from the argument parser
                 status = stop.code
             printed += buffer.getvalue()
             assert status == 0, f"{where}: {line}: exit status {status}"
@@ -123,7 +122,7 @@ def shell(code: str, where: str) -> str:
 
 
 def check_printed(expected: str, printed: str, where: str) -> None:
-    """Every line of a `text` block was printed, but for its figures."""
+    """Check that every line of a `text` block was printed, apart from its numbers."""
     shapes = {_shape(line) for line in printed.splitlines()}
     for line in expected.splitlines():
         assert not line.strip() or _shape(line) in shapes, f"{where}: {line!r} was not printed, but:\n{printed}"

@@ -18,10 +18,10 @@ from torch import Generator, Tensor
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.detectors._random_features import prior_kernel
 from onefold.distil import Architecture, TrainContexts, distillation, similarity_model
+from onefold.kernels import Features
 from onefold.nn.augment import UNIFORMS
-from onefold.nn.nets import Standardise, random_network
+from onefold.nn.nets import Prior, Standardise, random_network
 from onefold.nn.train import Draws, Loss, Recipe, Training
 
 
@@ -29,7 +29,7 @@ def alone(x: Tensor, recipe: Recipe, seed: int) -> Training:
     generator, shape, first = Generator().manual_seed(seed), tuple(x.shape[1:]), Standardise.of(x)
     prior = random_network(shape, generator, channels=(32,), hidden=(256,)).to(x.device)
     model = similarity_model(shape, first, Architecture(), generator).to(x.device)
-    return distillation(model, x, prior_kernel(first, prior), TrainContexts(), recipe, seed, compiled=False)
+    return distillation(model, x, Features(Prior(first, prior)), TrainContexts(), recipe, seed, compiled=False)
 
 
 def together(x: Tensor, recipe: Recipe, seeds: int, compiled: bool) -> Training:

@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
-from onefold.detectors._random_features import prior_kernel
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -35,7 +34,7 @@ from onefold.distil import (
 )
 from onefold.kernels import Features
 from onefold.nn.augment import UNIFORMS
-from onefold.nn.nets import Standardise, random_network
+from onefold.nn.nets import Prior, Standardise, random_network
 from onefold.nn.train import COMPILED_FROM, Recipe
 
 WARM_UP = 20  # steps: capturing and compiling happen in them
@@ -45,7 +44,7 @@ def networks(x: torch.Tensor) -> tuple[Similarity, Features]:
     generator, shape = Generator().manual_seed(0), tuple(x.shape[1:])
     first = Standardise.of(x)
     prior = random_network(shape, generator, channels=(32,), hidden=(256,)).to(x.device)
-    return similarity_model(shape, first, Architecture(), generator).to(x.device), prior_kernel(first, prior)
+    return similarity_model(shape, first, Architecture(), generator).to(x.device), Features(Prior(first, prior))
 
 
 def plain_loop(x: torch.Tensor, recipe: Recipe, chain: Chain | None) -> Iterator[None]:

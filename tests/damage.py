@@ -20,7 +20,7 @@ from torch import Tensor
 
 import onefold
 from onefold.core import storage
-from onefold.detectors.base import KIND
+from onefold.detectors.save import KIND
 from onefold.errors import FileError, InputError
 
 SLOWEST = 2.0  # seconds of computing for one file

@@ -90,11 +90,13 @@ CALLS = {
     "Recipe(steps=10, warmup=10)": "warmup: must be an integer from 0 to 9, not 10",
     "load('a\\0b')": "path: must be the name of a file, not 'a\\x00b'",
     "load(3)": "path: must be text or a path, not 3",
-    "CSD(nn.Linear(2, 2))": "the kernel is a model: use kernels.from_model(model) for the kernel of its features",
-    "LastLayerGP(kernels.infinite())": (
-        "InfiniteMLP is no kernel that can be used here: it needs a call k(x1, x2) and .features, .diag"
+    "CSD(nn.Linear(2, 2))": (
+        "kernel: a model is not a kernel. Pass kernels.from_model(model), the kernel of its features."
     ),
-    "CSD(object())": "object is no kernel that can be used here: it needs a call k(x1, x2) and .diag",
+    "LastLayerGP(kernels.infinite())": (
+        "kernel: InfiniteMLP is not supported here. Pass a kernel with a call k(x1, x2) and .features, .diag."
+    ),
+    "CSD(object())": "kernel: object is not supported here. Pass a kernel with a call k(x1, x2) and .diag.",
     "kernels.from_model(nn.Linear(2, 2)).diag([1, 2])": (
         "batch: a list is not supported here. Pass a tensor, a tuple of tensors or a dict of tensors, samples first."
     ),

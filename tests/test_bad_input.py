@@ -16,7 +16,6 @@ from onefold import cli
 from onefold.core.batches import check_seed
 from onefold.core.storage import fingerprint
 from onefold.data import letters
-from onefold.detectors._random_features import prior_kernel
 from onefold.distil import Architecture, TrainContexts, contextual_limit, distillation, similarity_model
 from onefold.distil.wide import _largest_eigenvalue
 from onefold.errors import InputError, LayerError, NotEnoughMemoryError, TrainingError
@@ -25,7 +24,7 @@ from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.kernels import EmpiricalNTK, Features, empirical_ntk, from_model, infinite, last_layer
 from onefold.metrics import accuracy, rank_correlation
-from onefold.nn.nets import NTKMLP, Residual, Standardise, backbone, random_network
+from onefold.nn.nets import NTKMLP, Prior, Residual, Standardise, backbone, random_network
 from onefold.nn.train import Recipe, Training
 
 SHORT = Recipe(steps=20, batch=16)
@@ -210,7 +209,7 @@ def image_training() -> tuple[nn.Module, Training]:
     x = torch.rand(30, 3, 8, 8, generator=generator)
     first = Standardise.of(x)
     model = similarity_model((3, 8, 8), first, Architecture(channels=(4,), hidden=(8,), outputs=4), generator)
-    prior = prior_kernel(first, random_network((3, 8, 8), generator, channels=(4,), hidden=(8,)))
+    prior = Features(Prior(first, random_network((3, 8, 8), generator, channels=(4,), hidden=(8,))))
     return model, distillation(model, x, prior, TrainContexts(), Recipe(steps=20, batch=8, lr=0.01), 0)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import subprocess
@@ -32,10 +33,10 @@ from users_models import ResNet, TextClassifier, regressor
 import onefold
 from onefold import metrics
 from onefold.detectors import METHODS, diagnosis
-from onefold.detectors._combined_score import Combine
-from onefold.detectors._random_features import middle
+from onefold.detectors.variance_scorer import CombinedScore
 from onefold.errors import InputError, MissingExtraError, OnefoldWarning
 from onefold.kernels import Features, from_model
+from onefold.kernels.feature_maps import encoder_centre
 from onefold.nn.cudnn import exact_float32, tune_cudnn
 from onefold.nn.train import Draws, Recipe, Training
 
@@ -141,11 +142,11 @@ def test_the_scale_of_a_wide_random_layer_is_known_beforehand() -> None:
 
 def test_encodings_are_seen_from_half_way_to_their_mean() -> None:
     z = torch.tensor([[-2.0, 6.0], [6.0, -2.0], [-2.0, -2.0], [6.0, 6.0]])
-    torch.testing.assert_close(middle(z), torch.tensor([1.0, 1.0]))
-    far = middle(z + 1000)  # what is kept of a large vector that all share is half as long as they spread, √32
+    torch.testing.assert_close(encoder_centre(z), torch.tensor([1.0, 1.0]))
+    far = encoder_centre(z + 1000)  # what is kept of a large vector that all share is half as long as they spread, √32
     torch.testing.assert_close(far, torch.tensor([1000.0, 1000.0]), rtol=0, atol=1e-3)
-    torch.testing.assert_close(middle(torch.zeros(3, 2)), torch.zeros(2))
-    torch.testing.assert_close(middle(7 * z), 7 * middle(z))
+    torch.testing.assert_close(encoder_centre(torch.zeros(3, 2)), torch.zeros(2))
+    torch.testing.assert_close(encoder_centre(7 * z), 7 * encoder_centre(z))
 
 
 def test_what_says_little_to_a_model_lies_opposite_to_the_familiar() -> None:
@@ -153,7 +154,7 @@ def test_what_says_little_to_a_model_lies_opposite_to_the_familiar() -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(500, 64, generator=generator).relu()
     weak = 0.1 * torch.randn(50, 64, generator=generator).relu()
-    alike = torch.nn.functional.cosine_similarity((weak - middle(z))[:, None], z - middle(z), dim=2)
+    alike = torch.nn.functional.cosine_similarity((weak - encoder_centre(z))[:, None], z - encoder_centre(z), dim=2)
     assert alike.mean() < -0.25
     central = torch.nn.functional.cosine_similarity((weak - z.mean(0))[:, None], z - z.mean(0), dim=2)
     assert abs(central.mean()) < 0.05
@@ -405,7 +406,7 @@ def test_what_fails_loses_nothing(name: str) -> None:
 def test_samples_that_were_held_out_are_never_trained_on() -> None:
     csd = fit("CSD", vectors(300))
     state = csd.state
-    held, remembered = ({row.numpy().tobytes() for row in m.samples} for m in (state.held, state.reservoir))
+    held, remembered = ({row.numpy().tobytes() for row in m.samples} for m in (state.held_out, state.reservoir))
     assert len(held) == 30
     assert len(remembered) == 270
     assert not held & remembered
@@ -552,7 +553,7 @@ def test_scoring_without_torch_and_without_onefold(tmp_path: Path) -> None:
 
 def test_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     detector = fit("LastLayerGP", vectors())
-    with pytest.raises(InputError, match=r"d.pkl: a detector is exported as .onnx or .pt2"):
+    with pytest.raises(InputError, match=r"d.pkl: unknown suffix. Export a detector as .onnx or .pt2"):
         detector.export(tmp_path / "d.pkl")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r'pip install "onefold\[onnx\]"'):
@@ -619,7 +620,7 @@ def test_scoring_in_overlapping_threads_leaves_cudnn_as_it_was(cudnn: Any) -> No
 def test_a_stopped_iteration_leaves_cudnn_as_it_was(cudnn: Any) -> None:
     ensemble = fit("DeepEnsemble", vectors(60))
     before = switches_of(cudnn)
-    outputs = ensemble._said(vectors(60))
+    outputs = ensemble._predictions(vectors(60))
     next(outputs)
     assert switches_of(cudnn) == before
     outputs.close()
@@ -718,7 +719,7 @@ def test_memory_of_a_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     state = csd.state
     assert len(state.reservoir) == 100
     assert state.reservoir.seen == 150 + 4 * 135  # a tenth of each update is held out
-    assert len(state.held) == 15 + 4 * 15
+    assert len(state.held_out) == 15 + 4 * 15
 
 
 def test_forgetting_makes_old_data_strange_again() -> None:
@@ -738,7 +739,7 @@ def test_weights_of_a_half_life_by_hand() -> None:
     phi = torch.nn.functional.normalize(kernel.features(torch.from_numpy(x)), dim=1).double()
     weights = torch.exp2(-torch.clamp(torch.arange(49, -1, -1), max=30) / 7)  # the first 20 came without a half-life
     torch.testing.assert_close(gp.state.scorer.gram, phi.T @ (weights[:, None] * phi))  # pyright: ignore[reportArgumentType]
-    assert gp.state.about["noise"] == pytest.approx(1e-3 * float(weights.sum()) / 6)
+    assert gp.state.scorer.noise == pytest.approx(1e-3 * float(weights.sum()) / 6)
 
 
 @pytest.mark.parametrize("name", ["CSD", "RND", "KNN", "LastLayerGP"])
@@ -755,6 +756,92 @@ def test_updates_make_new_data_familiar_and_keep_the_old(name: str) -> None:
     assert detector.alarm is None
     with pytest.raises(InputError, match="samples of shape"):
         detector.update(vectors(10, 3))
+
+
+# --- resets of φ and ψ -----------------------------------------------------------------------------------------------
+
+
+def weights_of(detector: onefold.CSD, part: str) -> dict[str, torch.Tensor]:
+    state = detector.state.scorer.state_dict()
+    return {name: tensor.clone() for name, tensor in state.items() if part in name}
+
+
+def test_a_reset_starts_new_networks_and_keeps_the_rest() -> None:
+    """At the update that completes `reset_every` samples, φ and ψ are trained anew; nothing else is lost."""
+    x = vectors(200)
+    detector = onefold.CSD(recipe=SHORT, architecture=SMALL).fit(x)
+    fitted = detector.state
+    detector.update(vectors(60, seed=1), reset_every=100)
+    updated: Any = detector.state.summary
+    assert (updated.since_reset, updated.resets) == (60, 0)
+    biases = weights_of(detector, "model.phi.1.head.bias")
+    expected = detector.state.reservoir.copy(), detector.state.held_out.copy()
+    detector.update(vectors(60, seed=2), reset_every=100)
+    state, summary = detector.state, detector.state.summary
+    assert (summary.since_reset, summary.resets) == (0, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    before, after = fitted.scorer.state_dict(), state.scorer.state_dict()
+    kept = [
+        name
+        for name in after
+        if name.startswith("map.") or (name.endswith((".mean", ".std")) and "combine" not in name)
+    ]
+    assert len(kept) > 6
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert not torch.allclose(biases["model.phi.1.head.bias"], after["model.phi.1.head.bias"])
+    for reservoir, other in zip(expected, (state.reservoir, state.held_out), strict=True):
+        rows = {row.numpy().tobytes() for row in other.samples}  # pyright: ignore[reportOptionalIterable, reportAttributeAccessIssue]
+        assert {row.numpy().tobytes() for row in reservoir.samples} <= rows  # pyright: ignore[reportOptionalIterable, reportAttributeAccessIssue]
+    assert state.samples_seen == fitted.samples_seen + 2 * 54  # every tenth sample is held out
+
+
+def test_a_reset_draws_new_weights_each_time() -> None:
+    """With no training to speak of, the weights are those that were drawn: new ones at every reset, not the fit's."""
+    brief = Recipe(steps=1, batch=2, lr=1e-9)
+    detector = onefold.CSD(recipe=brief, architecture=SMALL).fit(vectors(200))
+    drawn = [weights_of(detector, "phi.1.hidden.0.weight")]
+    for seed in (1, 2):
+        detector.update(vectors(20, seed=seed), reset_every=20)
+        drawn.append(weights_of(detector, "phi.1.hidden.0.weight"))
+    matrices = [next(iter(weights.values())) for weights in drawn]
+    for first, second in itertools.combinations(matrices, 2):
+        assert float((first - second).abs().mean()) > 0.1
+    plain = onefold.CSD(recipe=brief, architecture=SMALL).fit(vectors(200)).update(vectors(20, seed=1))
+    torch.testing.assert_close(next(iter(weights_of(plain, "phi.1.hidden.0.weight").values())), matrices[0])
+
+
+def test_a_reset_runs_the_recipe_of_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onefold.detectors import csd
+
+    recipes, sizes = [], []
+    whole = csd.distillation
+
+    def recorded(model: Any, x: Any, kernel: Any, contexts: Any, recipe: Recipe, *rest: Any, **keywords: Any) -> Any:
+        recipes.append(recipe)
+        sizes.append(len(x))
+        return whole(model, x, kernel, contexts, recipe, *rest, **keywords)
+
+    monkeypatch.setattr(csd, "distillation", recorded)
+    recipe = Recipe(steps=80, batch=16, lr=3e-3)
+    detector = onefold.CSD(recipe=recipe, architecture=SMALL).fit(vectors(200))
+    detector.update(vectors(20, seed=1)).update(vectors(20, seed=2), reset_every=40)
+    assert [r.steps for r in recipes] == [80, 50, 80]
+    assert recipes[2] == recipe
+    assert sizes[2] == 180 + 18 + 18 + 18  # stored samples, which include the new ones, and the new ones
+
+
+def test_a_loaded_detector_resets_at_the_same_point(tmp_path: Path) -> None:
+    here = onefold.CSD(recipe=SHORT, architecture=SMALL).fit(vectors(200)).update(vectors(30, seed=1), reset_every=50)
+    here.save(tmp_path / "x")
+    loaded = onefold.load(tmp_path / "x")
+    assert isinstance(loaded, onefold.CSD)
+    for seed in (2, 3, 4):
+        for detector in (here, loaded):
+            detector.update(vectors(20, seed=seed), reset_every=50)
+        np.testing.assert_array_equal(here.score(vectors(9)), loaded.score(vectors(9)))
+        assert here.state.summary == loaded.state.summary
+    assert here.state.summary.resets == 1  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(InputError, match="reset_every: must be"):
+        here.update(vectors(20), reset_every=0)
 
 
 # --- honest about itself ----------------------------------------------------------------------------------------------
@@ -833,15 +920,15 @@ def test_the_handicap_is_what_a_second_opinion_gains_by_chance() -> None:
     for correlation in (0.0, 0.5, 1.0):
         a, b = torch.randn(2, 100_000, generator=generator)
         variance = correlation * a + math.sqrt(1 - correlation**2) * b
-        combine = Combine()
-        combine.learn((a - 9).exp(), (variance - a + 9).exp())
+        combine = CombinedScore()
+        combine.set_statistics((a - 9).exp(), (variance - a + 9).exp())
         assert float(combine.handicap) == pytest.approx(math.sqrt((1 - correlation) / math.pi), abs=0.01)
 
 
 def test_its_statistics_are_those_of_samples_that_no_training_saw() -> None:
     x = vectors(300)
     detector = fit("CSD", x)
-    held = detector.state.held.samples.numpy()
+    held = detector.state.held_out.samples.numpy()
     assert len(held) == 30
     relative = np.log(np.maximum(detector.relative(held), 1e-7))
     np.testing.assert_allclose(float(detector.state.scorer.combine.mean[0]), relative.mean(), rtol=1e-4)
@@ -853,7 +940,7 @@ def test_leave_one_out_statistics_are_those_of_fits_without_the_sample() -> None
     x = vectors(40, 3)
     kernel = from_model(nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)), width=None)
     gp = onefold.LastLayerGP(kernel).fit(x)
-    share, _ = gp._left_out(gp.state)
+    share, _ = gp.leave_one_out(gp.state)
     samples = gp.state.reservoir.samples
     for i in (0, 7, 39):
         rest = np.delete(x, [j for j in range(40) if np.array_equal(x[j], samples[i].numpy())], axis=0)  # pyright: ignore
@@ -876,8 +963,8 @@ def test_a_dark_image_cannot_hide_behind_its_small_scale() -> None:
 
 def test_the_statistics_of_the_combined_score_by_hand() -> None:
     relative, scale = torch.rand(2, 500, generator=torch.Generator().manual_seed(0)) + 0.1
-    combine, scale = Combine(), scale**3  # neither logarithm has a deviation of 1
-    combine.learn(relative, scale)
+    combine, scale = CombinedScore(), scale**3  # neither logarithm has a deviation of 1
+    combine.set_statistics(relative, scale)
     logs = np.log([relative.numpy(), (relative * scale).numpy()])
     z = (logs - logs.mean(1, keepdims=True)) / logs.std(1, keepdims=True)
     handicap = z.max(0).mean()
@@ -895,7 +982,7 @@ def test_the_nearest_neighbour_of_a_remembered_sample_is_itself(name: str) -> No
 def test_a_model_is_seen_from_the_middle_of_its_encodings() -> None:
     kernel = from_model(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 1)), width=64)
     state: Any = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(vectors(200)).state
-    torch.testing.assert_close(state.scorer.map.centre, middle(kernel.encode(state.reservoir.samples)))
+    torch.testing.assert_close(state.scorer.map.centre, encoder_centre(kernel.encode(state.reservoir.samples)))
 
 
 def test_familiarity_is_relative_to_how_unlike_train_samples_are() -> None:
@@ -915,5 +1002,5 @@ def test_few_samples_may_look_unlike_by_chance() -> None:
 def test_held_out_samples_are_forgotten_as_fast_as_the_others() -> None:
     """A tenth of the stream, so a tenth of the half-life: 20 / ln 2 stay."""
     csd = fit("CSD", vectors(300)).update(vectors(2000, seed=1), half_life=200)
-    assert len(csd.state.held) == 29
+    assert len(csd.state.held_out) == 29
     assert len(csd.state.reservoir) == 289

@@ -26,7 +26,7 @@ import onefold
 from onefold.cli import main
 from onefold.core import storage
 from onefold.detectors import METHODS
-from onefold.detectors.base import KIND
+from onefold.detectors.save import KIND
 from onefold.distil import Architecture
 from onefold.errors import FileError, InputError, NotEnoughMemoryError
 from onefold.kernels import from_model, infinite
@@ -591,6 +591,37 @@ def test_unknown_methods_are_named(tiny: Path, tmp_path: Path) -> None:
         FileError, match=r"made by the method 'os.system'; this version of onefold has CSD, LastLayerGP"
     ):
         onefold.load(tmp_path / "x")
+
+
+def test_files_of_other_layouts_are_refused(tiny: Path, tmp_path: Path) -> None:
+    tensors, header = storage.load(tiny / "tiny RND.onefold", KIND)
+    before_layouts = {key: value for key, value in header.items() if key != "layout"}
+    for content, message in (
+        (before_layouts, r"an older onefold wrote it \(layout 1; this version reads 2\). Fit the detector again."),
+        ({**header, "layout": 3}, r"a newer onefold wrote it \(layout 3; this version reads 2\). Upgrade with pip"),
+        ({**header, "layout": "2"}, "damaged, or not a file of onefold"),
+    ):
+        (tmp_path / "x").write_bytes(forged(tensors, content))
+        with pytest.raises(FileError, match=f"x: {message}"):
+            onefold.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("tiny RND", {"inputs": [1, 8, 9]}), ("tiny RND", {"inputs": []}), ("tiny RND", {"inputs": [10**9, 8, 8]}),
+     ("tiny ensemble", {"members": 10**9}), ("tiny GP", {"features": 10**12}), ("tiny GP", {"features": 7}),
+     ("tiny KNN", {"shape": [10**9, 6]}), ("tiny KNN", {"bank": 9}), ("tiny CSD", {"centre": 256}),
+     ("tiny CSD", {"seed": -1}), ("tiny Energy", {"temperature": 0.0})],
+)  # fmt: skip
+def test_specs_that_do_not_fit_the_file_are_refused(
+    name: str, changes: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    tensors, header = storage.load(tiny / f"{name}.onefold", KIND)
+    (tmp_path / "x").write_bytes(forged(tensors, {**header, "spec": {**header["spec"], **changes}}))
+    start = time.process_time()
+    with pytest.raises(FileError, match="x: damaged"):
+        onefold.load(tmp_path / "x", model=CASES[name].model())
+    assert time.process_time() - start < 2
 
 
 def test_booleans_are_booleans(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from torch._inductor import config as inductor
 import onefold
 import onefold.rl.fused
 from onefold.data import digits, letters
-from onefold.detectors import _posterior
-from onefold.detectors._random_features import prior_kernel
+from onefold.detectors import posterior
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
-from onefold.kernels import empirical_ntk, from_model, last_layer
+from onefold.kernels import Features, empirical_ntk, from_model, last_layer
 from onefold.metrics import auroc, rank_correlation
-from onefold.nn.nets import MLP, Standardise, random_network
+from onefold.nn.nets import MLP, Prior, Standardise, random_network
 from onefold.nn.train import Recipe, Training
 from onefold.rl.agents import AGENTS, Learning, ReplaySettings
 from onefold.rl.learner import Learner
@@ -39,7 +38,7 @@ def csd_training(mode: str, steps: int = 60) -> Training:
     model = similarity_model((1, 8, 8), first, Architecture(channels=(16,), hidden=(64,), outputs=32), generator).cuda()
     contexts = AugmentedContexts(Chain(apply=0.5), 0.0, 1.0)
     recipe = Recipe(steps=steps, batch=64, lr=1e-3)
-    kernel, compiled = prior_kernel(first, prior), mode == "compiled"
+    kernel, compiled = Features(Prior(first, prior)), mode == "compiled"
     return distillation(model, x, kernel, contexts, recipe, 0, compiled=compiled, capturable=mode != "plain")
 
 
@@ -135,7 +134,7 @@ def test_captured_chains_walk_like_plain_ones(keywords: Any, monkeypatch: pytest
     graphed = fitted()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     graphs: list[None] = []
-    monkeypatch.setattr(_posterior, "replayed", lambda step, *_: graphs.append(None) or step)
+    monkeypatch.setattr(posterior, "replayed", lambda step, *_: graphs.append(None) or step)
     plain, other = fitted(), fitted(seed=1)
     assert len(graphs) == 2
     assert np.mean(graphed.predict(data.x_test) == data.y_test) > 0.7

@@ -17,8 +17,8 @@ from torch import Generator, nn
 import onefold
 from onefold import metrics
 from onefold.detectors import METHODS
-from onefold.detectors._csd_scorer import CSDScorer
-from onefold.detectors._members import entropy, mutual_information, variance
+from onefold.detectors.csd import CSDScorer
+from onefold.detectors.members import entropy, mutual_information, variance
 from onefold.detectors.registry import by_command
 from onefold.distil import Architecture, Chain
 from onefold.errors import InputError, NotFittedError
@@ -375,7 +375,8 @@ def test_images_are_seen_from_the_mean_of_their_features(tmp_path: Path) -> None
     raw, seen = (one.features(default.state.prepare(kept)) for one in reversed(maps))
     torch.testing.assert_close(maps[0].centre, raw.mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen, raw - raw.mean(0), rtol=1e-4, atol=1e-5)
-    assert default.state.about["dissimilarity"] > 2 * plain.state.about["dissimilarity"]
+    summaries: list[Any] = [detector.state.summary for detector in (default, plain)]
+    assert summaries[0].dissimilarity > 2 * summaries[1].dissimilarity
     default.save(tmp_path / "d.onefold")
     np.testing.assert_array_equal(onefold.load(tmp_path / "d.onefold", device="cpu").score(x), default.score(x))
     with pytest.raises(InputError, match="used as it is"):
@@ -520,7 +521,7 @@ def test_a_strong_prior_leaves_no_doubt_and_a_weak_one_leaves_more(generator: Ge
 def test_laplace_of_biases_alone_is_the_textbooks() -> None:
     """Inputs of zero leave the biases b: their posterior is N(MAP, (Σ diag(p) − p pᵀ + precision · I)⁻¹), p ≈ ½."""
     method = onefold.Laplace(1000, prior_precision=1.0, hidden=(), recipe=Recipe(steps=1, batch=2, lr=1e-6))
-    movements = members_of(method.fit(np.zeros((4, 2), np.float32), np.arange(4) % 2)).movements
+    movements = members_of(method.fit(np.zeros((4, 2), np.float32), np.arange(4) % 2)).displacements
     biases = torch.stack([net.head.bias.detach() for net in movements])
     exact = torch.linalg.inv(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) + torch.eye(2))  # [[⅔, ⅓], [⅓, ⅔]]
     torch.testing.assert_close(torch.cov(biases.T), exact, rtol=0, atol=0.1)
@@ -557,7 +558,7 @@ def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["crops", "flips"])
 def test_train_images_are_cropped_and_flipped_as_asked(kind: str) -> None:
-    from onefold.detectors._classifier import CHAINS
+    from onefold.detectors.classifier import CHAINS
     from onefold.nn.augment import augment
 
     chain = CHAINS[kind]

@@ -20,7 +20,6 @@ from torch.multiprocessing.spawn import spawn
 import onefold
 from onefold.core import storage
 from onefold.detectors import CSD
-from onefold.detectors._random_features import prior_kernel
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -36,7 +35,8 @@ from onefold.distil import (
 from onefold.distil.contexts import Contexts
 from onefold.distil.parallel import parallel_distillation, run_distributed
 from onefold.errors import InputError, OnefoldError, OnefoldWarning
-from onefold.nn.nets import Standardise, random_network
+from onefold.kernels import Features
+from onefold.nn.nets import Prior, Standardise, random_network
 from onefold.nn.train import Recipe, Training, save_checkpoints
 from onefold.types import Kernel
 
@@ -93,7 +93,7 @@ def case(name: str, *, steps: int = 20, batch: int = 16, rate: float = 1e-3) -> 
     )
     first = Standardise.of(seen)
     prior = random_network(tuple(seen.shape[1:]), generator, channels=(4,), hidden=(12,))
-    kernel = PairsOnly() if name == "pairs" else prior_kernel(first, prior)
+    kernel = PairsOnly() if name == "pairs" else Features(Prior(first, prior))
     model = similarity_model(tuple(seen.shape[1:]), first, sizes, generator)
     return Case(model, x, kernel, contexts, Recipe(steps=steps, batch=batch, lr=rate), encode)
 

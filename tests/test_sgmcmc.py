@@ -21,8 +21,8 @@ from onefold.bench.rows import chain_length
 from onefold.core import storage
 from onefold.data import digits
 from onefold.detectors import SGMCMC, sgmcmc
-from onefold.detectors._posterior import Posterior, prior_variances, there_and_back
 from onefold.detectors.base import KIND
+from onefold.detectors.posterior import Posterior, palindromic_batches, prior_variances
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldWarning, TrainingError
 from onefold.inputs.samples import read_train_data
 from onefold.nn import train
@@ -120,12 +120,12 @@ def test_the_potential_is_minus_the_log_of_likelihood_and_prior(shape: tuple[int
         outputs = net(u.samples[torch.arange(u.count)].double())
         return total - float(torch.distributions.Categorical(logits=outputs).log_prob(u.labels).sum())
 
-    wholes = [float(u.whole(theta)) for theta in thetas]
+    wholes = [float(u.full_potential(theta)) for theta in thetas]
     assert wholes[1] - wholes[0] == pytest.approx(expected(thetas[1]) - expected(thetas[0]), rel=1e-6, abs=1e-4)
     assert abs(wholes[1] - wholes[0]) > 1
     parts = []
     for index in torch.arange(u.count).split(6):
-        u.choose(index, generator)
+        u.set_batch(index, generator)
         parts.append(float(u.potential([thetas[1]])))
     assert np.mean(parts) == pytest.approx(wholes[1], rel=1e-5)
     assert np.std(parts) > 0.1
@@ -152,7 +152,7 @@ def test_the_prior_is_what_the_initialisation_draws_from() -> None:
 def test_minibatches_are_disjoint_and_the_same_from_both_ends(count: int, batch: int, length: int) -> None:
     generator, seen = Generator().manual_seed(0), set()
     for _ in range(60):
-        rows = there_and_back(count, batch, length, generator)
+        rows = palindromic_batches(count, batch, length, generator)
         assert rows.shape == (length, batch)
         assert torch.equal(rows, rows.flip(0))
         for arrangement in rows[: -(-length // 2)].split(count // batch):
@@ -189,7 +189,7 @@ def test_a_rejected_trajectory_repeats_the_network_before_it() -> None:
 
 
 def test_a_chain_without_verdicts_that_runs_off_is_an_error() -> None:
-    with pytest.raises(TrainingError, match="ran off at learning rate 1e\\+12; use a smaller one"):
+    with pytest.raises(TrainingError, match=r"diverged at learning rate 1e\+12\. Use a smaller one"):
         few(sampler="baoa", lr=1e12, epochs=8).fit(vectors(), np.arange(60) % 2)
 
 
@@ -278,9 +278,9 @@ def test_a_file_says_how_the_chain_fared_and_lies_are_refused(tmp_path: Path) ->
     np.testing.assert_array_equal(again.score(x), chain.score(x))
     tensors, header = storage.load(path, KIND)
     lies: list[tuple[str, str, Any]] = [
-        ("about", "acceptance", 1.5), ("about", "acceptance", -1.0), ("settings", "samples", 1000),
-        ("settings", "epochs", 1e300), ("settings", "momentum", 1.0), ("settings", "sampler", "nuts"),
-        ("settings", "augment", "flips"), ("settings", "hidden", [2**20] * 50),
+        ("summary", "acceptance", 1.5), ("summary", "acceptance", -1.0), ("spec", "samples", 1000),
+        ("spec", "epochs", 1e300), ("spec", "momentum", 1.0), ("spec", "sampler", "nuts"),
+        ("spec", "augment", "flips"), ("spec", "hidden", [2**20] * 50),
     ]  # fmt: skip
     for part, key, value in lies:
         storage.save(path, KIND, tensors, {**header, part: {**header[part], key: value}})

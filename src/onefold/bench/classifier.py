@@ -18,8 +18,8 @@ from onefold.core import storage
 from onefold.core.batches import pick_device
 from onefold.core.rng import generators
 from onefold.data.sets import ImageSet
-from onefold.detectors._classifier import targets_of, train_together
-from onefold.detectors._random_features import empty_standardise
+from onefold.detectors.build import initial_standardise
+from onefold.detectors.classifier import make_targets, train_networks
 from onefold.errors import FileError
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone, finished
@@ -44,7 +44,7 @@ def load_or_train_classifier(unit: Unit, augment: Augmentation) -> nn.Module:
     shape, classes = with_channels(images.x_train).shape[1:], int(images.y_train.max()) + 1
     if path is not None and path.exists():
         tower = backbone(shape, **sizes, outputs=classes, generator=None)
-        net = nn.Sequential(empty_standardise(shape), tower)
+        net = nn.Sequential(initial_standardise(shape, meta=True), tower)
         try:
             tensors, _ = storage.load(path, KIND)
             net.load_state_dict(tensors, assign=True)
@@ -73,12 +73,12 @@ def _path(unit: Unit, images: ImageSet, augment: Augmentation) -> Path | None:
 def _train(unit: Unit, images: ImageSet, augment: Augmentation, device: torch.device) -> nn.Module:
     x, y = with_channels(images.x_train), images.y_train
     train_data = read_train_data(x, device, unit.seed)
-    targets = targets_of(images.x_train, y, len(x), "classification", device)
+    targets = make_targets(images.x_train, y, len(x), "classification", device)
     weights, order = generators(unit.seed, 2)
     sizes = classifier_sizes(small=unit.preset.small)
     tower = backbone(x.shape[1:], **sizes, outputs=targets.outputs, generator=weights)
     net = nn.Sequential(train_data.standardise, tower).to(device)
-    train_together(
+    train_networks(
         [lambda batch, _: net(batch)], [p for p in net.parameters() if p.requires_grad], train_data, targets,
         unit.preset.recipe(unit.rate("classifier")), seed=order.initial_seed(), label="classifier", augment=augment,
         settings={}, checkpoint=None, progress=False,

@@ -19,8 +19,8 @@ from onefold.bench.rows import ROWS, Row
 from onefold.bench.sets import PERTURBED, load_id_set, load_ood_sets
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
-from onefold.detectors._members import MemberDetector
 from onefold.detectors.base import Detector
+from onefold.detectors.members import MemberDetector
 
 TIMED = 10_000  # images whose scoring is timed
 WARM_UP = 64  # images that are scored before

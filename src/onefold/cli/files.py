@@ -13,12 +13,12 @@ from onefold.detectors.load import load
 from onefold.errors import InputError
 from onefold.inputs import ImageFolder, IndexedSource, Source
 from onefold.inputs.split import track
-from onefold.kernels.programs import program
+from onefold.kernels.programs import load_program
 
 
 def load_detector(path: Path, model: Path | None, device: str = "auto") -> Detector:
     """Load a detector, with the model that it was fitted on if there is one."""
-    return load(path, model=None if model is None else program(model), device=device)
+    return load(path, model=None if model is None else load_program(model), device=device)
 
 
 def check_outputs(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) -> None:

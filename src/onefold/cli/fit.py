@@ -23,7 +23,7 @@ from onefold.detectors.registry import by_command
 from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument
 from onefold.inputs import ImageFolder, Picture, Source, form_of, open_source, split
 from onefold.kernels import from_model
-from onefold.kernels.programs import check_takes, picture_for, program
+from onefold.kernels.programs import check_accepts, load_program, picture_for
 from onefold.nn.train import CHECKPOINT
 from onefold.types import Model
 
@@ -56,7 +56,7 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     `job.checkpoint`, from which the same command resumes.
     """
     model_path = job.model.model
-    model = None if model_path is None else program(model_path)
+    model = None if model_path is None else load_program(model_path)
     detector = make_detector(job, model)
     check_outputs([job.out], [job.data, job.training.context, job.calibration.calibrate, model_path])
     keywords: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
         keywords["checkpoint"] = job.checkpoint
     sources = open_sources(job, None if model is None else picture_for(model))
     if model_path is not None:
-        check_takes(model_path, detector.kernel, sources.train, job.data)
+        check_accepts(model_path, detector.kernel, sources.train, job.data)
     check_count(sources.calibration, job)
     if sources.context is not None:
         keywords["context"] = sources.context

@@ -1,6 +1,6 @@
-"""What every method is besides its mathematics: scores of any data, alarms, one file, one exported model."""
+"""The base class of all detectors: scores, alarms, diagnosis and files."""
 
-import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,95 +14,169 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core import storage
 from onefold.core.arguments import check_integer, check_path
-from onefold.core.batches import batch_slices, concatenate, map_batch, named
+from onefold.core.batches import concatenate, named
 from onefold.detectors.alarm import Alarm, benjamini_hochberg, check_rate
+from onefold.detectors.build import Spec, Summary
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.detectors.export import export
+from onefold.detectors.save import KIND, contents, probe
 from onefold.detectors.state import DetectorState
 from onefold.errors import InputError, NotFittedError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import shuffle_values
-from onefold.nn.cudnn import exact_float32
-from onefold.nn.train import Recipe
 from onefold.types import ArrayLike, Batch, Kernel, Scores
 
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
 
-KIND = "detector"
-PROBES = 4  # samples that a kernel must find as similar as it did in the fit
-EXAMINED = 500  # samples that a diagnosis looks at
+DIAGNOSED = 500  # samples that a diagnosis scores
 
 
 class Detector(ABC):
-    """Fit on familiar data, then score any: bigger is stranger. Methods are its final subclasses."""
+    """Detector of unfamiliar inputs: fit it on in-distribution data, then score any data.
+
+    A subclass defines `spec_class`, `build` and `fit`. `fit` makes a spec, builds the scorer from it, trains it, and
+    hands the state to `_set_state`. `load` builds the scorer from the stored spec in the same way. The constructor must
+    store each argument as an attribute of the same name (`score` as `score_kind`).
+    """
+
+    spec_class: ClassVar[type[Spec]] = Spec
+    """Specification of the scorer; its fields include the constructor's arguments except `kernel` and `device`."""
+    summary_class: ClassVar[type[Summary]] = Summary
+    """Numbers that `fit` measures."""
+    kernel_class: ClassVar[type | None] = None
+    """Kind of kernel that the constructor accepts, or None."""
+    resolution: ClassVar[float] = 0.0
+    """Smallest difference between scores that float32 resolves, in addition to the relative tolerance of `Alarm`."""
 
     seed: int
     device: torch.device
-    kernel: Kernel | None
-    about_like: ClassVar[dict[str, Any]] = {}
-    """The form of `DetectorState.about`, for a file to be checked by."""
-    resolution: ClassVar[float] = 0.0
-    """Smallest difference between scores that float32 resolves, beside the relative tolerance of `Alarm`."""
+    kernel: Kernel | None = None
     _state: DetectorState | None = None
     _alarm: Alarm | None = None
 
     @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """The constructor's arguments, but for kernel and device, as JSON can hold them."""
+    def build(self, spec: Any, *, meta: bool = False) -> nn.Module:
+        """Return the scorer of a spec: initial weights drawn from its seed, or weights on the meta device.
+
+        A scorer maps prepared samples to scores [N]. It may define `outputs(x)`, a dict of several numbers, `networks`,
+        the networks that are trained, and `stored_features`, a number of stored samples.
+        """
 
     @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments from what `_settings` gave: JSON has neither tuples nor recipes."""
-        sizes = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
-        recipe = {"recipe": Recipe(**settings["recipe"])} if "recipe" in settings else {}
-        return {**settings, **sizes, **recipe}
+    def from_spec(cls: type[AnyDetector], spec: Spec, kernel: Kernel | None, device: str) -> AnyDetector:
+        """Return an unfitted detector with the settings in a spec."""
+        settings = {name: getattr(spec, name) for name in _setting_names(cls)}
+        make: Any = cls
+        return make(**settings, device=device) if kernel is None else make(**settings, kernel=kernel, device=device)
 
-    @abstractmethod
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        """A scorer without weights, for the weights of a file."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, except `kernel` and `device`."""
+        return {name: getattr(self, "score_kind" if name == "score" else name) for name in _setting_names(type(self))}
 
     def score(self, x: ArrayLike) -> Scores:
-        """What inputs are ranked by, one number each; bigger is stranger.
+        """Return one score per input; a bigger score is more uncertain.
 
-        Scores are in the order of `x`; a DataLoader that shuffles gives its own order, with a warning.
+        Args:
+            x: Inputs of the kind that `fit` received. A DataLoader that shuffles returns scores in its own order, with
+                a warning.
+
+        Returns:
+            Scores [N], in the order of `x`.
+
+        Raises:
+            InputError: `x` does not have the layout of the training data, or a score is not finite.
+            NotFittedError: Before `fit`.
         """
-        return np.concatenate(list(self.score_batches(x)))
+        return np.concatenate(list(map(self.state.evaluate, self.state.batches(x))))
 
     def score_batches(self, x: ArrayLike) -> Iterator[Scores]:
-        """Yield the scores batch by batch, for data that does not fit into memory."""
-        for _, scores in self.scored_batches(x):
-            yield scores
+        """Yield scores batch by batch, for data larger than memory.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Yields:
+            Scores of the next inputs.
+        """
+        return map(self.state.evaluate, self.state.batches(x))
 
     def scored_batches(self, x: ArrayLike) -> Iterator[tuple[Batch, Scores]]:
-        """Yield raw batches with their scores; every input is read once."""
-        state = self._fitted()
-        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True):
-            yield raw, self._over(state, _score, raw)
+        """Yield raw batches with their scores; every input is read once.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Yields:
+            Raw samples and their scores.
+        """
+        state = self.state
+        for raw in state.batches(x):
+            yield raw, state.evaluate(raw)
+
+    def outputs(self, x: ArrayLike) -> dict[str, Scores]:
+        """Return every number that the method computes for each input, in one pass.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            `score`, and for methods that estimate a variance also `variance` and `relative`.
+        """
+        return {"score": self.score(x)}
 
     def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05) -> AnyDetector:
-        """Set the threshold so that a share `fpr` of familiar inputs raises an alarm.
+        """Set the threshold so that a share `fpr` of in-distribution inputs raises an alarm.
 
-        `x_val` is familiar data that was not in the fit. The rate holds on average over calibration sets, whatever the
-        distribution; it needs at least 1/fpr − 1 samples.
+        The rate holds on average over calibration sets, for any distribution. After `fit` or `update`, calibrate again.
+
+        Args:
+            x_val: In-distribution data that was not in the fit, at least 1/fpr − 1 samples.
+            fpr: False-alarm rate in (0, 1).
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: `fpr` is out of range, or `x_val` has too few samples.
+            NotFittedError: Before `fit`.
         """
         check_rate(fpr)
-        scores = self._gathered(_score, x_val, ordered=False)
+        scores = self._unordered_scores(x_val)
         alarm = Alarm(scores, fpr, self.seed, self.resolution)
-        diagnosis = Diagnosis(tuple(self._likeness(self._fitted(), scores)))
+        diagnosis = Diagnosis(tuple(self._likeness(self.state, scores)))
         self._alarm = alarm
         alarm.warn_of_ties()
         diagnosis.warn()
         return self
 
     def pvalue(self, x: ArrayLike) -> NDArray[np.float64]:
-        """How likely a familiar input is to look at least as strange: a split-conformal p-value in (0, 1]."""
+        """Return split-conformal p-values: how often an in-distribution input has a score at least as big.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            p-values in (0, 1], [N]; small values are unfamiliar.
+
+        Raises:
+            NotFittedError: Before `calibrate`.
+        """
         return self._calibrated().pvalues(self.score(x))
 
     def is_ood(self, x: ArrayLike, *, fdr: float | None = None) -> NDArray[np.bool_]:
-        """Which inputs to raise an alarm for: those whose p-value is at most the calibrated false-alarm rate.
+        """Return which inputs raise an alarm: those with a p-value of at most the calibrated false-alarm rate.
 
-        With `fdr`, the batch is judged as a whole: at most that share of the alarms is expected to be false
-        (Benjamini–Hochberg).
+        Args:
+            x: Inputs, as in `score`.
+            fdr: False-discovery rate in (0, 1). The whole of `x` is then tested at once, and at most this share of the
+                alarms is expected to be false (Benjamini–Hochberg).
+
+        Returns:
+            One boolean per input.
+
+        Raises:
+            NotFittedError: Before `calibrate`.
         """
         alarm = self._calibrated()
         scores = self.score(x)
@@ -112,54 +186,87 @@ class Detector(ABC):
 
     @property
     def threshold(self) -> float:
-        """Scores above it raise an alarm."""
+        """Score above which an input raises an alarm.
+
+        Raises:
+            NotFittedError: Before `calibrate`.
+        """
         return self._calibrated().threshold
 
     @property
     def alarm(self) -> Alarm | None:
-        """The calibration, if there is one."""
+        """The calibration, or None before `calibrate`."""
         return self._alarm
 
     def diagnose(self, x_val: ArrayLike | None = None, *, show: bool = True) -> Diagnosis:
-        """What speaks for and against trusting this detector; printed too, unless show=False.
+        """Return reasons to trust this detector or not, such as whether its training converged.
 
-        `x_val` is familiar data that was not in the fit, to be compared with what the detector remembers.
+        Args:
+            x_val: In-distribution data that was not in the fit, to compare with the stored samples.
+            show: Print the diagnosis.
+
+        Returns:
+            The findings.
+
+        Raises:
+            NotFittedError: Before `fit`.
         """
-        state = self._fitted()
+        state = self.state
         findings = [*self._checks(state), *self._information(state)]
         if x_val is not None:
-            findings += self._likeness(state, self._gathered(_score, x_val, ordered=False))
+            findings += self._likeness(state, self._unordered_scores(x_val))
         diagnosis = Diagnosis(tuple(findings))
         if show:
             print(diagnosis)
         return diagnosis
 
     def neighbours(self, x: ArrayLike, k: int = 5) -> NDArray[np.int64]:
-        """Return the k stored training samples nearest to each input, [N, k] rows of `remembered`, nearest first."""
+        """Return the k stored training samples nearest to each input.
+
+        Args:
+            x: Inputs, as in `score`.
+            k: Number of neighbours; at most the number of stored samples.
+
+        Returns:
+            Rows of `remembered`, [N, k], nearest first.
+
+        Raises:
+            InputError: The detector was saved without samples.
+        """
         search = self.neighbour_search(k)
-        return np.concatenate([search(raw) for raw in self._fitted().reader.batches(x, ordered=True)])
+        return np.concatenate([search(raw) for raw in self.reader.batches(x, ordered=True)])
 
     def neighbour_search(self, k: int = 5) -> Callable[[Batch], NDArray[np.int64]]:
-        """Return the function behind `neighbours` for raw batches, as `scored_batches` yields them."""
-        state = self._fitted()
+        """Return the function behind `neighbours`, for raw batches as `scored_batches` yields them.
+
+        Args:
+            k: Number of neighbours.
+
+        Returns:
+            Function from a raw batch to rows of `remembered`, [N, k].
+
+        Raises:
+            InputError: The detector was saved without samples.
+        """
+        state = self.state
         if state.reservoir.samples is None:
             raise InputError(
                 "no training samples in this detector (saved with samples=False). Save it with samples=True to use "
                 "neighbours()."
             )
         count = min(check_integer(k, "k"), len(state.reservoir))
-        stored = torch.cat([_unit(state.scorer, batch) for batch in self._prepared(state, state.reservoir.samples)])
+        stored = torch.cat([_directions(state.scorer, batch) for batch in state.prepared(state.reservoir.samples)])
 
         def search(raw: Batch) -> NDArray[np.int64]:
-            products = (_unit(state.scorer, batch) @ stored.T for batch in self._prepared(state, raw))
+            products = (_directions(state.scorer, batch) @ stored.T for batch in state.prepared(raw))
             return np.concatenate([part.topk(count, dim=1).indices.cpu().numpy() for part in products])
 
         return search
 
     @property
     def remembered(self) -> Batch | None:
-        """Raw train samples that go with the detector, if it was not saved without them."""
-        return self._fitted().reservoir.samples
+        """Stored raw training samples, or None if the detector was saved without samples."""
+        return self.state.reservoir.samples
 
     @property
     def reader(self) -> Reader:
@@ -173,150 +280,76 @@ class Detector(ABC):
         Raises:
             NotFittedError: Before `fit`.
         """
-        return self._fitted()
-
-    def outputs(self, x: ArrayLike) -> dict[str, Scores]:
-        """Return every number that the method computes for each input, in one pass.
-
-        Args:
-            x: Inputs, as in `score`.
-
-        Returns:
-            `score`, and `variance` and `relative` if the method estimates a variance.
-        """
-        return {"score": self.score(x)}
-
-    def save(self, path: str | Path, *, samples: bool = True) -> None:
-        """Write one file, whole or not at all: tensors in safetensors, settings in its JSON header.
-
-        The file remembers some of the train samples (up to 5,000 in 32 MB), for `update`, `diagnose` and reports; with
-        samples=False it does not. A model of the user's own is not in it: hand its kernel to `load`.
-        """
-        state = self._fitted()
-        tensors, header = self._content(samples=samples)
-        if self.kernel is not None:
-            tensors |= self._known_by(state, self.kernel, samples=samples)
-        storage.save(check_path(path), KIND, tensors, header)
-
-    def _content(self, *, samples: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors and the header of a file, but for what a kernel is known by."""
-        state = self._fitted()
-        tensors = {f"scorer.{name}": t for name, t in state.scorer.state_dict().items()}
-        header: dict[str, Any] = {
-            "method": type(self).__name__,
-            "settings": self._settings(),
-            "reader": state.reader.to_json(),
-            "about": state.about,
-            "alarm": None if self._alarm is None else {"fpr": self._alarm.fpr},
-            "reservoirs": None,
-            "kernel": None if self.kernel is None else getattr(self.kernel, "settings", {}),
-        }
-        if self._alarm is not None:
-            tensors["alarm"] = torch.from_numpy(self._alarm.scores)
-        if samples:
-            header["reservoirs"] = {name: memory.to_json() for name, memory in state.memories.items()}
-            for name, memory in state.memories.items():
-                tensors |= memory.tensors(name)
-        return tensors, header
-
-    def _known_by(self, state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
-        """A few samples and how similar the kernel finds them, to know it by when it is handed in again.
-
-        Where the file is to hold no samples they are random numbers; a model that cannot take those goes unchecked.
-        """
-        if samples and state.reservoir.samples is not None:
-            probe = map_batch(lambda t: t[:PROBES], state.reservoir.samples)
-            similarity = self._similarity(state, kernel, probe)
-        else:
-            probe, similarity = state.reader.random(PROBES), torch.tensor(torch.nan)
-            with contextlib.suppress(Exception):  # the model is the user's, and random numbers are not its data
-                similarity = similarity if probe is None else self._similarity(state, kernel, probe)
-            if probe is None or not similarity.isfinite().all():
-                return {}
-        return {"similarity": similarity, **{f"probe.{key}": t for key, t in named(probe).items()}}
-
-    def _similarity(self, state: DetectorState, kernel: Kernel, raw: Batch) -> Tensor:
-        batch = state.prepare(map_batch(lambda t: t.to(self.device), raw))
-        with exact_float32():  # the same numbers on every device
-            return kernel(batch, batch).detach().double().cpu()
-
-    def _likeness(self, state: DetectorState, scores: Scores) -> list[Finding]:
-        """Whether other familiar data looks like what is remembered, if anything is."""
-        reference = self._reference(state)
-        return [] if reference is None else [likeness(*reference, scores)]
-
-    def _reference(self, state: DetectorState) -> tuple[Scores, str, float] | None:
-        """Scores that familiar samples should have, what they are scores of, and how much stranger others may look."""
-        if state.held.samples is not None:
-            return self._over(state, _score, state.held.samples), "those held out by the fit", 0.1
-        if state.reservoir.samples is None:
-            return None
-        return self._over(state, _score, state.reservoir.samples), "train samples", 0.49  # fitted to, so more familiar
-
-    def _became(self, state: DetectorState) -> None:
-        """Replace what was there, once everything about the new state is known to be computable."""
-        diagnosis = Diagnosis(tuple(self._checks(state)))
-        self._state, self._alarm = state, None
-        diagnosis.warn()
-
-    def _checks(self, state: DetectorState) -> list[Finding]:
-        """What must hold: here, that the scores tell familiar samples from scrambled ones, or from each other."""
-        memory = state.familiar
-        if memory.samples is None:
-            return []
-        few = memory.subsample(EXAMINED)
-        return [signal(self._over(state, self._measure, concatenate([few, shuffle_values(few, self.seed)])))]
-
-    def _information(self, state: DetectorState) -> list[Finding]:
-        """What is good to know besides."""
-        del state
-        return []
-
-    @staticmethod
-    def _measure(scorer: Any, batch: Any) -> Tensor:
-        """The number whose spread is looked at: where there is one, the relative variance."""
-        return scorer.relative(batch) if hasattr(scorer, "relative") else scorer(batch)
-
-    def _over(self, state: DetectorState, function: Callable[[Any, Any], Tensor], raw: Batch) -> Scores:
-        """function(scorer, prepared batch) over raw samples in memory."""
-        with exact_float32():
-            return np.concatenate([_finite(function(state.scorer, batch)) for batch in self._prepared(state, raw)])
-
-    def _over_all(
-        self, state: DetectorState, function: Callable[[Any, Any], tuple[Tensor, ...]], raw: Batch
-    ) -> list[Scores]:
-        """function(scorer, prepared batch) over raw samples in memory, for a function that gives several numbers."""
-        with exact_float32():
-            parts = [function(state.scorer, batch) for batch in self._prepared(state, raw)]
-        return [np.concatenate([_finite(part) for part in side]) for side in zip(*parts, strict=True)]
-
-    def _prepared(self, state: DetectorState, raw: Batch) -> Iterator[Any]:
-        for part in batch_slices(raw, self._at_once(state)):
-            with torch.no_grad():
-                yield state.prepare(map_batch(lambda t: t.to(self.device), part))
-
-    def _gathered(self, function: Callable[[Any, Any], Tensor], x: ArrayLike, *, ordered: bool = True) -> Scores:
-        return np.concatenate(list(self._computed(function, x, ordered=ordered)))
-
-    def _computed(
-        self, function: Callable[[Any, Any], Tensor], x: ArrayLike, *, ordered: bool = True
-    ) -> Iterator[Scores]:
-        """function(scorer, prepared batch) over all of `x`, on the detector's device, without gradients."""
-        state = self._fitted()
-        for raw in state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=ordered):
-            yield self._over(state, function, raw)
-
-    def _at_once(self, state: DetectorState) -> int:
-        """How many samples to score at once: a GPU wants more."""
-        return state.reader.batch_size * (8 if self.device.type == "cuda" else 1)
-
-    def _fitted(self) -> DetectorState:
         if self._state is None:
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit first")
         return self._state
 
+    def save(self, path: str | Path, *, samples: bool = True) -> None:
+        """Write the detector to one file, atomically: tensors in safetensors, everything else in a JSON header.
+
+        A user's model is not part of the file; pass it to `load`.
+
+        Args:
+            path: File to write.
+            samples: Include raw training samples (up to 5,000 in 32 MB), which `update`, `diagnose`, `neighbours` and
+                reports need.
+
+        Raises:
+            NotFittedError: Before `fit`.
+        """
+        tensors, header = contents(self, samples=samples)
+        if self.kernel is not None:
+            tensors |= probe(self.state, self.kernel, samples=samples)
+        storage.save(check_path(path), KIND, tensors, header)
+
+    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+        """Set the state of a detector from a file; raise ValueError if the state is inconsistent.
+
+        Subclasses check here what the types of `Spec` and `Summary` do not.
+        """
+        self._state, self._alarm = state, alarm
+
+    def _set_state(self, state: DetectorState) -> None:
+        """Replace the state after a successful fit, and warn about what speaks against the new one."""
+        diagnosis = Diagnosis(tuple(self._checks(state)))
+        self._state, self._alarm = state, None
+        diagnosis.warn()
+
+    def _unordered_scores(self, x: ArrayLike) -> Scores:
+        return np.concatenate(list(map(self.state.evaluate, self.state.batches(x, ordered=False))))
+
+    def _likeness(self, state: DetectorState, scores: Scores) -> list[Finding]:
+        """Compare scores of other in-distribution data with those of stored samples, if there are any."""
+        reference = self._reference_scores(state)
+        return [] if reference is None else [likeness(*reference, scores)]
+
+    def _reference_scores(self, state: DetectorState) -> tuple[Scores, str, float] | None:
+        """Return scores of stored samples, their name, and how much the AUROC of other data may exceed ½."""
+        if state.held_out.samples is not None:
+            return state.evaluate(state.held_out.samples), "those held out by the fit", 0.1
+        if state.reservoir.samples is None:
+            return None
+        return state.evaluate(state.reservoir.samples), "train samples", 0.49  # the fit has seen them
+
+    def _checks(self, state: DetectorState) -> list[Finding]:
+        """Return findings that must hold: scores differ between stored samples and shuffled ones."""
+        if state.reference.samples is None:
+            return []
+        few = state.reference.subsample(DIAGNOSED)
+        return [signal(state.evaluate(concatenate([few, shuffle_values(few, self.seed)]), self._measure(state)))]
+
+    def _information(self, state: DetectorState) -> list[Finding]:
+        """Return findings for information only."""
+        del state
+        return []
+
+    @staticmethod
+    def _measure(state: DetectorState) -> Callable[[Any], Tensor]:
+        """Return the function that `_checks` examines: the relative variance if there is one, else the score."""
+        return getattr(state.scorer, "relative", state.scorer)
+
     def _calibrated(self) -> Alarm:
-        self._fitted()
+        _ = self.state  # raises the error about `fit` first
         if self._alarm is None:
             raise NotFittedError(
                 f"this {type(self).__name__} has no threshold: call calibrate(x_val, fpr=0.05) with familiar data that "
@@ -326,64 +359,78 @@ class Detector(ABC):
 
 
 class VarianceMixin:
-    """Methods that estimate the variance of an infinite ensemble; their scorers compute all numbers in one pass."""
+    """Methods of detectors that estimate the variance of an infinite ensemble."""
 
     def variance(self, x: ArrayLike) -> Scores:
-        """Return the variance in the scale of the features (Eq. 12; Eq. 27 for a normalised g); never negative."""
+        """Return the variance in the scale of the features (Eq. 12; Eq. 27 for a normalised g).
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            Variances [N], never negative.
+        """
         return self.outputs(x)["variance"]
 
     def relative(self, x: ArrayLike) -> Scores:
-        """Return the variance as a share of its prior, free of the scale of the features; never negative."""
+        """Return the variance divided by the prior variance, which does not depend on the scale of the features.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            Relative variances [N], never negative.
+        """
         return self.outputs(x)["relative"]
 
     def outputs(self, x: ArrayLike) -> dict[str, Scores]:
-        """Return `score`, `variance` and `relative` of each input, from one pass of the networks."""
+        """Return score, variance and relative variance of each input, from one pass of the networks.
+
+        Args:
+            x: Inputs, as in `score`.
+
+        Returns:
+            `score`, `variance` and `relative`, [N] each.
+        """
         assert isinstance(self, Detector)
-        state = self._fitted()
-        batches = state.reader.batches(x, size=self._at_once(state), device=self.device, ordered=True)
-        parts = [self._over_all(state, _outputs, raw) for raw in batches]
-        score, variance, relative = (np.concatenate(side) for side in zip(*parts, strict=True))
-        return {"score": score, "variance": variance, "relative": relative}
+        state = self.state
+        function: Any = state.scorer.outputs
+        parts = [state.evaluate_all(raw, function) for raw in state.batches(x)]
+        names = ("score", "variance", "relative")
+        return {name: np.concatenate(values) for name, values in zip(names, zip(*parts, strict=True), strict=True)}
 
 
 class ExportMixin:
-    """Methods whose scorer is a plain network can leave Python."""
+    """Export of detectors with a scorer that is a plain network."""
 
     def export(self, path: str | Path) -> None:
-        """Write the whole detector as .onnx or .pt2: raw data in, `score` out, and `is_ood` where it is calibrated.
+        """Write the detector as a model that needs no onefold, with preparation, score and threshold inside.
 
-        Preparation, score and threshold are inside, and the number of samples in a batch is free.
+        Its input is raw data in batches of any size. Its outputs are `score`, and `is_ood` if the detector is
+        calibrated.
+
+        Args:
+            path: File to write: .onnx, or .pt2 for `torch.export`.
+
+        Raises:
+            InputError: Another suffix, or a user's model that cannot be exported.
+            MissingExtraError: .onnx without the packages that it needs.
+            NotFittedError: Before `fit`.
         """
         assert isinstance(self, Detector)
-        state = self._fitted()
+        state = self.state
         threshold = None if self.alarm is None else self.threshold
         about = {"method": type(self).__name__, "fpr": None if self.alarm is None else self.alarm.fpr}
         export(check_path(path), state.reader, state.scorer, threshold, about)
 
 
-def _score(scorer: Any, batch: Any) -> Tensor:
-    return scorer(batch)
-
-
-def _outputs(scorer: Any, batch: Any) -> tuple[Tensor, ...]:
-    return scorer.outputs(batch)
-
-
-def parts(scorer: Any, batch: Any) -> tuple[Tensor, ...]:
-    """Return relative variance and scale of a batch."""
-    return scorer.parts(batch)
-
-
-def _finite(scores: Tensor) -> Scores:
-    if not scores.isfinite().all():
-        bad = int((~scores.isfinite()).sum())
-        raise InputError(f"{bad} of {len(scores)} inputs have no finite score: their features overflow or are NaN")
-    return scores.double().cpu().numpy()
+def _setting_names(cls: type[Detector]) -> list[str]:
+    return [name for name in inspect.signature(cls).parameters if name not in ("kernel", "device")]
 
 
 @torch.no_grad()
-def _unit(scorer: Any, batch: Any) -> Tensor:
-    """Unit vectors to compare samples by: the features that the detector ranks by, or else the samples themselves."""
+def _directions(scorer: Any, batch: Any) -> Tensor:
+    """Return unit vectors to compare samples by: features of the scorer if it has any, else the samples themselves."""
     features = getattr(scorer, "map", None)
     if features is not None and features.has_features:
         batch = features.features(features.encode(batch))

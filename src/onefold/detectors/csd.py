@@ -1,30 +1,41 @@
-"""CSD: the variance of an infinite ensemble by one regression, for any query, in one forward pass."""
+"""Contextual Similarity Distillation: the variance of an infinite ensemble from one model in one forward pass."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onefold.core.arguments import check_choice, check_instance, check_number
+from onefold.core.arguments import check_choice, check_instance, check_integer, check_number
 from onefold.core.batches import batch_length, check_seed, concatenate, map_batch, named, pick_device
 from onefold.core.rng import generators
-from onefold.detectors._combined_score import SCORES, Score
-from onefold.detectors._csd_scorer import AT_ONCE, CSDScorer, residuals
-from onefold.detectors._random_features import check_kernel, empty_map, empty_standardise, feature_map, middle
-from onefold.detectors._streaming import both_halves, update_recipe
-from onefold.detectors.base import EXAMINED, Detector, ExportMixin, VarianceMixin, parts
+from onefold.detectors.alarm import Alarm
+from onefold.detectors.base import DIAGNOSED, Detector, ExportMixin, VarianceMixin
+from onefold.detectors.build import (
+    Spec,
+    Summary,
+    check_kernel,
+    feature_map,
+    initial_standardise,
+    set_standardisation,
+    streams,
+)
 from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity
-from onefold.detectors.export import copied
 from onefold.detectors.state import DetectorState
+from onefold.detectors.streaming import all_samples, balanced_samples, update_recipe
+from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
     Chain,
     ExtraContexts,
     Mixture,
+    Similarity,
     TrainContexts,
     distillation,
     similarity_model,
@@ -37,33 +48,97 @@ from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir, capacity_for, shuffle_values
 from onefold.inputs.samples import CPU_BUDGET, HELD_OUT, InMemorySamples, Samples, TrainData, hold_out, read_train_data
 from onefold.kernels import ModelFeatures
+from onefold.kernels.feature_maps import FeatureMap, encoder_centre
 from onefold.metrics import rank_correlation
 from onefold.nn.nets import Standardise, finished
 from onefold.nn.train import Recipe, run
-from onefold.types import ArrayLike, Kernel
+from onefold.types import ArrayLike, Batch, Kernel
 
 PRIOR_WIDTH = 256
-STATISTICS = 4096  # samples whose mean and spread are taken
-AUGMENT = 0.5  # share of contexts to augment where nothing is said and the data are images
+STATISTICS = 4096  # samples for the centre and the standardisation of encodings
+AUGMENT = 0.5  # default share of augmented contexts for images
+SLICE = 64  # samples per forward pass; images may be large
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSDSpec(Spec):
+    """Settings of `CSD`, and the size of the vector that is subtracted from features or encodings, if any."""
+
+    augment: float | None
+    centred: bool | None
+    score: Score
+    recipe: Recipe
+    architecture: Architecture
+    centre: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSDSummary(Summary):
+    """Measurements of a fit or an update.
+
+    Args:
+        loss: Mean loss over the last tenth of the steps.
+        explained: Share of the kernel's variance over pairs of training samples that the regression explains.
+        dissimilarity: Mean of 1 − Θ(x, x′)/Θ(x, x) over pairs of training samples.
+        since_reset: Samples of updates since the fit or the last reset of φ and ψ.
+        resets: Number of resets since the fit.
+    """
+
+    loss: float = math.nan
+    explained: float = 0.0
+    dissimilarity: float = 0.0
+    since_reset: int = 0
+    resets: int = 0
+
+
+class CSDScorer(VarianceScorer):
+    """Variance of Eq. 12 from the networks φ and ψ and the prior features φ₀."""
+
+    def __init__(self, model: Similarity, features: FeatureMap, kind: Score) -> None:
+        super().__init__(features, kind)
+        self.model = model
+
+    @property
+    def networks(self) -> nn.Module:
+        """The trained networks, φ and ψ."""
+        return self.model
+
+    def parts(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Return 1 − g(x, x)/Θ(x, x) and Θ(x, x)."""
+        z = self.map.encode(x)
+        scale = self.map.scale(z)
+        if self.model.normalise:
+            return self.model.gap(z).clamp(min=0), scale
+        tiny = torch.finfo(torch.float32).tiny
+        return (1 - self.model.confidence(z) / scale.clamp(min=tiny)).clamp(min=0), scale
 
 
 class CSD(VarianceMixin, Detector, ExportMixin):
     """Contextual Similarity Distillation (Section 3).
 
-    `kernel` gives the labels: by default the last-layer kernel of a random network that suits the data (Eq. 14), or
-    that of a trained model, kernels.from_model(model): φ and ψ are then small heads on the frozen model.
-    `augment` is the share of contexts that go through the paper's augmentations, for images (by default a half).
-    `centred` takes the mean over train data off the features, without which all images are much alike; by default for
-    images and trained models (of which half of it is taken off). False is Eq. 14 as it stands.
-    `score` is what `score(x)` returns: the variance of Eq. 12, the variance relative to its prior, or by default the
-    more alarming of the two in standard deviations of held-out familiar data (a tenth of the train data is kept apart).
-    `recipe` is how long and how fast to train, `architecture` the sizes of φ and ψ. After `fit`, `loss` is the mean
-    loss over the last tenth of the steps.
+    A model of your own receives float and integer data unchanged; uint8 images become [N, C, H, W] in [0, 1].
 
-    A model of the user's own sees float and integer data as they are given; uint8 images become [N, C, H, W] in [0, 1].
+    Args:
+        kernel: Kernel that gives the labels. By default the last-layer kernel of a random network that suits the data
+            (Eq. 14). With kernels.from_model(model), φ and ψ are small heads on a frozen trained model.
+        augment: Share of contexts that the paper's augmentations change; for images only. By default 0.5 for images.
+        centred: Subtract the mean over the training data from the features (half of it from a model's encodings), so
+            that samples are less similar to each other. By default for images and trained models. False is Eq. 14.
+        score: What `score(x)` returns: "variance" (Eq. 12), "relative", the variance divided by its prior, or
+            "combined", the larger of the two in standard deviations of held-out data, for which a tenth of the training
+            data is held out.
+        recipe: Steps, batch size and learning rate.
+        architecture: Sizes of φ and ψ.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range, or `kernel` is not a kernel.
     """
 
-    about_like: ClassVar[dict[str, Any]] = {"loss": 0.0, "explained": 0.0, "dissimilarity": 0.0}
+    spec_class = CSDSpec
+    summary_class = CSDSummary
+    kernel_class = Kernel
 
     def __init__(
         self,
@@ -79,7 +154,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
     ) -> None:
         check_kernel(kernel, Kernel)
         if centred and not (kernel is None or isinstance(kernel, ModelFeatures)):
-            raise InputError("a kernel that is handed in is used as it is; centre its features yourself")
+            raise InputError("a kernel is used as it is", argument="centred", hint="Centre its features in the kernel.")
         self.kernel = kernel
         self.augment = None if augment is None else check_number(augment, "augment", 0, 1, closed="both")
         self.centred = None if centred is None else bool(centred)
@@ -91,8 +166,8 @@ class CSD(VarianceMixin, Detector, ExportMixin):
 
     @property
     def loss(self) -> float:
-        """Mean loss over the last tenth of the steps; NaN before a fit."""
-        return float("nan") if self._state is None else self._state.about["loss"]
+        """Mean loss over the last tenth of the steps of the last fit or update; NaN before `fit`."""
+        return math.nan if self._state is None else _summary(self._state).loss
 
     def fit(
         self,
@@ -102,42 +177,48 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> "CSD":
-        """Learn what is familiar from `x`, unlabelled. `context` is unlabelled data of the target domain, if any.
+        """Fit on in-distribution data without labels.
 
-        With `checkpoint`, a file that is written every 30 seconds, a killed fit goes on from there when it is called
-        again with the same data and settings. `progress` shows a bar, by default where a person watches.
+        Args:
+            x: Training data: arrays, tensors, data frames, a Dataset, a DataLoader, or a path.
+            context: Unlabelled data of the target domain. Half of the contexts are then from it.
+            checkpoint: File that is written every 30 seconds. A stopped fit resumes from it if it is called with the
+                same data and settings.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data cannot be used.
+            TrainingError: The training diverged.
         """
-        learned = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
-        train, aside = learned.samples, None
+        data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        train, held_out = data.samples, None
         if self.score_kind == "combined":
-            train, aside = hold_out(learned.samples, self.seed, self.device)
-        extra = self._extra(learned.reader, context)
-        contexts = self._contexts(learned.reader, extra, learned.prepare)
-        scorer = self._scorer(learned, train)
-        identity = [
-            asdict(self.recipe),
-            asdict(self.architecture),
-            self.seed,
-            self.augment,
-            self.centred,
-            self.score_kind,
-            len(train),
-        ]
-        identity += [*named(learned.reservoir.samples).values(), *named(aside).values()]
+            train, held_out = hold_out(data.samples, self.seed, self.device)
+        extra = self._read_context(data.reader, context)
+        contexts = self._contexts(data.reader, extra, data.prepare)
+        spec, scorer = self._initial_scorer(data, train)
+        settings = {**self.settings, "recipe": asdict(self.recipe), "architecture": asdict(self.architecture)}
+        identity = [settings, len(train), *named(data.reservoir.samples).values(), *named(held_out).values()]
         identity += [] if extra is None else [extra.seen, *named(extra.samples).values()]
-        loss = self._distil(
+        loss = self._train(
             scorer, train, contexts, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
         )
         finished(scorer, self.device)
-        held = Reservoir(HELD_OUT, self.seed)
+        held_out_reservoir = Reservoir(HELD_OUT, self.seed)
         state = DetectorState(
-            reader=learned.reader,
-            prepare=learned.prepare,
+            reader=data.reader,
+            prepare=data.prepare,
             scorer=scorer,
-            reservoir=learned.reservoir.remove(aside),
-            held=held if aside is None else held.add(aside),
+            spec=spec,
+            summary=CSDSummary(loss=loss),
+            device=self.device,
+            reservoir=data.reservoir.remove(held_out),
+            held_out=held_out_reservoir if held_out is None else held_out_reservoir.add(held_out),
         )
-        self._settle(state, train, loss)
+        self._finish(state, train)
         return self
 
     def update(
@@ -146,80 +227,141 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         *,
         context: ArrayLike | None = None,
         half_life: float | None = None,
+        reset_every: int | None = None,
         progress: bool | None = None,
     ) -> "CSD":
-        """Take in more data as it comes, in bounded memory: a few steps on it and on what is remembered of the rest.
+        """Continue the fit on new in-distribution data, in bounded memory.
 
-        With `half_life`, old samples are forgotten: one that came so many samples ago is half as likely to be
-        remembered. `context` is as in `fit`, for these steps. The threshold has to be calibrated again.
+        A few steps train φ and ψ on the new samples and on the stored ones. Afterwards calibrate again.
+
+        Args:
+            x: New data.
+            context: Unlabelled data of the target domain for these steps, as in `fit`.
+            half_life: Number of samples after which a sample is half as likely to be stored. By default samples of all
+                ages are stored with equal probability.
+            reset_every: Number of samples after which φ and ψ start again, against their drift on long streams. The
+                update that completes this number since the fit or the last reset draws new weights and trains them with
+                the recipe of the fit. Prior features, standardisation and stored samples are kept. By default never.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data does not have the layout of the training data, or the detector was saved without
+                samples.
+            TrainingError: The training diverged.
         """
-        state = self._fitted()
-        reservoir, held = state.reservoir.copy(), state.held.copy()
-        fresh, count = Reservoir(reservoir.capacity, self.seed), 0
-        for raw in state.reader.batches(x):
-            size = batch_length(raw)
-            aside = (
-                torch.arange(count, count + size) % 10 == 9 if held.samples is not None else torch.zeros(size).bool()
-            )
-            count += size
-            if aside.any():
-                held.add(map_batch(lambda t, aside=aside: t[aside], raw), half_life and half_life / 10)
-            if not aside.all():
-                kept = map_batch(lambda t, aside=aside: t[~aside], raw)
-                reservoir.add(kept, half_life)
-                fresh.add(kept)
-        train = both_halves(reservoir, fresh, state.prepare, self.device)
-        scorer = copied(state.scorer)
+        if reset_every is not None:
+            check_integer(reset_every, "reset_every")
+        state, summary = self.state, _summary(self.state)
+        stream = self._read_stream(state, x, half_life)
+        scorer = copy.deepcopy(state.scorer)
         assert isinstance(scorer, CSDScorer)
         for tower in (scorer.model.phi, scorer.model.psi):
             tower.requires_grad_(True)
-        recipe = update_recipe(self.recipe, count)
-        contexts = self._contexts(state.reader, self._extra(state.reader, context), state.prepare)
-        loss = self._distil(scorer, train, contexts, recipe, progress=progress, seed=reservoir.seen)
+        since_reset, resets = summary.since_reset + stream.new_count, summary.resets
+        if reset_every is not None and since_reset >= reset_every:
+            since_reset, resets = 0, resets + 1
+            self._reset(scorer, state.spec, resets)
+            recipe, make_samples = self.recipe, all_samples
+        else:
+            recipe, make_samples = update_recipe(self.recipe, stream.new_count), balanced_samples
+        train = make_samples(stream.reservoir, stream.new, state.prepare, self.device)
+        contexts = self._contexts(state.reader, self._read_context(state.reader, context), state.prepare)
+        loss = self._train(scorer, train, contexts, recipe, progress=progress, seed=stream.reservoir.seen)
         finished(scorer, self.device)
-        changed = {"scorer": scorer, "reservoir": reservoir, "held": held, "about": {}}
-        self._settle(replace(state, **changed), train, loss)
+        summary = CSDSummary(loss=loss, since_reset=since_reset, resets=resets)
+        self._finish(
+            replace(state, scorer=scorer, reservoir=stream.reservoir, held_out=stream.held_out, summary=summary), train
+        )
         return self
 
-    def _contexts(self, reader: Reader, extra: Reservoir | None, prepare: nn.Module) -> Contexts:
-        own: Contexts = TrainContexts()
-        share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
-        if share > 0:
-            if not reader.may_be_pictures:
-                raise InputError(
-                    "augmented contexts are for images", argument="context", hint="Pass unlabelled data for other data."
-                )
-            own = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
-        if extra is None or extra.samples is None:
-            return own
-        raw = map_batch(lambda t: t.to(self.device), extra.samples)
-        return Mixture((own, ExtraContexts(InMemorySamples(raw, prepare))), (0.5, 0.5))
+    def build(self, spec: CSDSpec, *, meta: bool = False) -> CSDScorer:
+        """Return φ, ψ and the feature map: with initial weights, or on the meta device."""
+        prior_stream, model_stream, _ = streams(spec.seed, 3, meta=meta)
+        features = feature_map(spec, self.kernel, PRIOR_WIDTH, prior_stream, centre=spec.centre)
+        first = initial_standardise(spec.inputs, meta=meta)
+        return CSDScorer(similarity_model(spec.inputs, first, spec.architecture, model_stream), features, spec.score)
 
-    def _extra(self, reader: Reader, context: ArrayLike | None) -> Reservoir | None:
-        """Unlabelled data of the target domain, or a fair part of it."""
+    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+        """Set the state of a detector from a file."""
+        summary = _summary(state)
+        if min(summary.since_reset, summary.resets) < 0:
+            raise ValueError("negative number of samples or resets")
+        super().restore_state(state, alarm)
+
+    def _initial_scorer(self, data: TrainData, train: Samples) -> tuple[CSDSpec, CSDScorer]:
+        """Return the spec for these data, and the scorer before training."""
+        few = torch.arange(min(len(train), STATISTICS), device=self.device).split(SLICE)
+        if isinstance(self.kernel, ModelFeatures):
+            encodings = torch.cat([self.kernel.encode(train[part]) for part in few])
+            centre = None if self.centred is False else encoder_centre(encodings)
+            inputs = (encodings.shape[1],)
+            statistics = Standardise.of(encodings if centre is None else encodings - centre)
+        else:
+            inputs, centre, statistics = data.reader.sample_shape, None, data.standardise
+        centred = data.reader.has_pictures if self.centred is None else self.centred
+        width = PRIOR_WIDTH if self.kernel is None and centred else None if centre is None else len(centre)
+        spec = CSDSpec(**self.settings, inputs=inputs, centre=width)
+        scorer = self.build(spec).to(self.device)
+        set_standardisation(scorer, statistics)
+        if self.kernel is None and centred:
+            centre = torch.cat([scorer.map.features(train[part]) for part in few]).mean(0)
+        if centre is not None:
+            scorer.map.centre = centre
+        return spec, scorer
+
+    def _reset(self, scorer: CSDScorer, spec: Spec, resets: int) -> None:
+        """Replace φ and ψ by new networks behind the same standardisation; each reset has a seed of its own."""
+        seed = int(np.random.SeedSequence([self.seed, resets]).generate_state(1)[0])
+        statistics = next(module for module in scorer.model.modules() if isinstance(module, Standardise))
+        first = copy.deepcopy(statistics).to("cpu")
+        model = similarity_model(spec.inputs, first, self.architecture, generators(seed, 3)[1])
+        scorer.model = model.to(self.device)
+
+    def _read_stream(self, state: DetectorState, x: ArrayLike, half_life: float | None) -> "_Stream":
+        """Read new data into copies of the reservoirs; every tenth sample is held out if the fit held out any."""
+        reservoir, held_out = state.reservoir.copy(), state.held_out.copy()
+        new, count = Reservoir(reservoir.capacity, self.seed), 0
+        for raw in state.reader.batches(x):
+            rows = torch.arange(count, count + batch_length(raw))
+            is_held_out = rows % 10 == 9 if held_out.samples is not None else torch.zeros(len(rows)).bool()
+            count += len(rows)
+            if is_held_out.any():
+                held_out.add(_rows(raw, is_held_out), half_life and half_life / 10)
+            if not is_held_out.all():
+                train = _rows(raw, ~is_held_out)
+                reservoir.add(train, half_life)
+                new.add(train)
+        return _Stream(reservoir, held_out, new, count)
+
+    def _read_context(self, reader: Reader, context: ArrayLike | None) -> Reservoir | None:
+        """Return unlabelled data of the target domain, or a random sample of it if it is large."""
         memory: Reservoir | None = None
         for raw in () if context is None else reader.batches(context, "context"):
             memory = memory or Reservoir(capacity_for(raw, 10**9, CPU_BUDGET), self.seed)
             memory.add(raw)
         return memory
 
-    def _scorer(self, learned: TrainData, train: Samples) -> CSDScorer:
-        prior_stream, model_stream = generators(self.seed, 3)[:2]
-        features = feature_map(learned, self.kernel, prior_stream, PRIOR_WIDTH)
-        shape, first = None, learned.standardise
-        few = torch.arange(min(len(train), STATISTICS), device=self.device).split(AT_ONCE)
-        if isinstance(self.kernel, ModelFeatures):
-            z = torch.cat([features.encode(train[part]) for part in few])
-            if self.centred is not False:
-                features.centre = middle(z)
-                z = z - features.centre
-            shape, first = (z.shape[1],), Standardise.of(z)
-        elif self.kernel is None and (learned.reader.has_pictures if self.centred is None else self.centred):
-            features.centre = torch.cat([features.features(train[part]) for part in few]).mean(0)
-        model = similarity_model(shape or learned.reader.sample_shape, first, self.architecture, model_stream)
-        return CSDScorer(model, features, self.score_kind).to(self.device)
+    def _contexts(self, reader: Reader, extra: Reservoir | None, prepare: nn.Module) -> Contexts:
+        """Return the source of contexts: training data, augmented or not, and unlabelled data of the target domain."""
+        contexts: Contexts = TrainContexts()
+        share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
+        if share > 0:
+            if not reader.may_be_pictures:
+                raise InputError(
+                    "augmented contexts are for images",
+                    argument="augment",
+                    hint="Pass unlabelled data as context=… for other data.",
+                )
+            contexts = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
+        if extra is None or extra.samples is None:
+            return contexts
+        raw = map_batch(lambda t: t.to(self.device), extra.samples)
+        return Mixture((contexts, ExtraContexts(InMemorySamples(raw, prepare))), (0.5, 0.5))
 
-    def _distil(
+    def _train(
         self,
         scorer: CSDScorer,
         train: Samples,
@@ -231,79 +373,94 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         progress: bool | None = None,
         seed: int | None = None,
     ) -> float:
+        """Train φ and ψ and return the mean loss over the last tenth of the steps."""
         if self.kernel is not None and checkpoint is not None:  # three digits: threads and devices round differently
             few = train[torch.arange(min(8, len(train)), device=self.device)]
-            identity = [
-                *identity,
-                getattr(self.kernel, "settings", None),
-                f"{float(self.kernel(few, few).double().sum()):.2e}",
-            ]
+            total = f"{float(self.kernel(few, few).double().sum()):.2e}"
+            identity = [*identity, getattr(self.kernel, "settings", None), total]
         draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
-        given = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
+        problem = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
         encode = scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None
         if is_distributed():
-            together = parallel_distillation(*given, encode=encode, device=self.device)
+            together = parallel_distillation(*problem, encode=encode, device=self.device)
             return run_distributed(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
         capturable = self.kernel is None or getattr(self.kernel, "capturable", False)
-        training = distillation(*given, encode=encode, device=self.device, capturable=capturable)
+        training = distillation(*problem, encode=encode, device=self.device, capturable=capturable)
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
 
     @torch.no_grad()
-    def _settle(self, state: DetectorState, train: Samples, loss: float) -> None:
-        """Take the statistics of the combined score, look at the result, and only then replace what was there."""
+    def _finish(self, state: DetectorState, train: Samples) -> None:
+        """Set the statistics of the combined score, measure the fit, and replace the state."""
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
-        few = state.familiar.subsample(HELD_OUT)
-        relative, scale = self._over_all(state, parts, few)
-        scorer.combine.learn(torch.from_numpy(relative), torch.from_numpy(scale))
-        state.about.update(loss=loss, **residuals(scorer, train, self.seed, self.device))
-        self._became(state)
+        relative, scale = state.evaluate_all(state.reference.subsample(HELD_OUT), scorer.parts)
+        scorer.combine.set_statistics(torch.from_numpy(relative), torch.from_numpy(scale))
+        summary = replace(_summary(state), **measure_fit(scorer, train, self.seed, self.device))
+        self._set_state(replace(state, summary=summary))
 
     def _checks(self, state: DetectorState) -> list[Finding]:
-        """What can be said without other data."""
-        findings = [*super()._checks(state), convergence(state.about["explained"])]
+        summary, relative = _summary(state), self._measure(state)
+        findings = [*super()._checks(state), convergence(summary.explained)]
         if state.reservoir.samples is not None:
-            train = self._over(state, lambda s, b: s.relative(b), state.reservoir.subsample(EXAMINED))
-            findings.append(familiarity(train, state.about["dissimilarity"]))
+            train = state.evaluate(state.reservoir.subsample(DIAGNOSED), relative)
+            findings.append(familiarity(train, summary.dissimilarity))
         return findings
 
     @torch.no_grad()
     def _information(self, state: DetectorState) -> list[Finding]:
-        """Rank agreement with the closed form on familiar and scrambled samples."""
-        scorer, memory = state.scorer, state.familiar
+        """Return the rank correlation with the closed form on stored and shuffled samples."""
+        scorer, reference = state.scorer, state.reference
         assert isinstance(scorer, CSDScorer)
-        if memory.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
+        if reference.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
             return []
-        few = memory.subsample(EXAMINED)
+        few = reference.subsample(DIAGNOSED)
         queries = concatenate([few, shuffle_values(few, self.seed)])
-        known, asked = (
-            torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in self._prepared(state, raw)])
+        train_features, query_features = (
+            torch.cat([scorer.map.features(scorer.map.encode(batch)) for batch in state.prepared(raw)])
             for raw in (state.reservoir.samples, queries)
         )
-        own = self._over(state, lambda s, b: s.relative(b), queries)
-        return [agreement(rank_correlation(own, last_layer_share(known, asked).cpu().numpy()))]
+        exact = last_layer_share(train_features, query_features).cpu().numpy()
+        return [agreement(rank_correlation(state.evaluate(queries, scorer.relative), exact))]
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "augment": self.augment,
-            "centred": self.centred,
-            "score": self.score_kind,
-            "recipe": asdict(self.recipe),
-            "architecture": asdict(self.architecture),
-            "seed": self.seed,
-        }
 
-    @classmethod
-    def _from_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["architecture"].items()}
-        return {**super()._from_settings(settings), "architecture": Architecture(**sizes)}
+class _Stream(NamedTuple):
+    """Reservoirs after an update, the new samples that are not held out, and the number of all new samples."""
 
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        del about
-        features = empty_map(reader, self.kernel, PRIOR_WIDTH)
-        own = isinstance(self.kernel, ModelFeatures)
-        shape = tuple(weights["model.phi.0.mean"].shape) if own else reader.sample_shape
-        if "map.centre" in weights:
-            features.centre = torch.empty(shape[0] if own else PRIOR_WIDTH, device="meta")
-        model = similarity_model(shape, empty_standardise(shape), self.architecture, None)
-        return CSDScorer(model, features, self.score_kind)
+    reservoir: Reservoir
+    held_out: Reservoir
+    new: Reservoir
+    new_count: int
+
+
+@torch.no_grad()
+def measure_fit(scorer: CSDScorer, train: Samples, seed: int, device: torch.device) -> dict[str, float]:
+    """Return the `explained` and `dissimilarity` of a `CSDSummary`, over pairs of some training samples."""
+    rows = torch.randperm(len(train), generator=generators(seed, 1)[0])[:DIAGNOSED].to(device)
+    parts = [scorer.map.encode(train[part]) for part in rows.split(SLICE)]
+    if scorer.map.has_features:
+        features = torch.cat([scorer.map.features(z) for z in parts])
+        theta = features @ features.T
+    else:
+        z = scorer.map.encode(train[rows])
+        theta = scorer.map.labels(z, z)
+    if scorer.model.normalise:
+        length = theta.diagonal().clamp(min=1e-30).sqrt()
+        theta = theta / length[:, None] / length
+    pairs = ~torch.eye(len(rows), dtype=torch.bool, device=theta.device)
+    sides: tuple[Callable[..., list[Tensor]], ...] = (scorer.model.left, scorer.model.right)
+    left, right = ([torch.cat(vectors) for vectors in zip(*map(side, parts), strict=True)] for side in sides)
+    labels = theta[pairs].double()
+    predictions = scorer.model.match(left, right).to(theta.device)[pairs].double()
+    spread = float((labels - labels.mean()).square().mean())
+    explained = 1 - float((predictions - labels).square().mean()) / max(spread, 1e-30)
+    diagonal = float(theta.diagonal().mean())
+    return {"explained": explained, "dissimilarity": 1 - float(labels.mean()) / diagonal if diagonal > 0 else 0.0}
+
+
+def _summary(state: DetectorState) -> CSDSummary:
+    assert isinstance(state.summary, CSDSummary)
+    return state.summary
+
+
+def _rows(batch: Batch, mask: Tensor) -> Batch:
+    return map_batch(lambda t: t[mask], batch)

@@ -1,4 +1,4 @@
-"""What a detector should say about itself before anyone trusts it."""
+"""Diagnosis of a detector: reasons to trust it or not."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,14 @@ from onefold.types import Scores
 
 @dataclass(frozen=True)
 class Finding:
-    """One question, the number that answers it, and whether that is as it should be (None: for information)."""
+    """One result of a diagnosis.
+
+    Args:
+        name: Name of the check.
+        value: Measured number.
+        ok: True if the check passed; None for information only.
+        message: Explanation in words.
+    """
 
     name: str
     value: float
@@ -23,13 +30,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings; as text, a line each."""
+    """All findings of a detector; as text, one line each.
+
+    Args:
+        findings: Results of the checks.
+    """
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Nothing speaks against trusting the detector."""
+        """True if no check failed."""
         return all(finding.ok is not False for finding in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -43,19 +54,19 @@ class Diagnosis:
         return "\n".join(f"{marks[f.ok]}  {f.name}: {f.message}" for f in self.findings)
 
     def warn(self) -> None:
-        """Say what speaks against it, as warnings."""
+        """Warn about every check that failed."""
         for finding in self.findings:
             if finding.ok is False:
                 warn(f"{finding.name}: {finding.message}", DiagnosisWarning)
 
 
-FLAT = 0.02  # relative spread of a variance that says nothing
+FLAT = 0.02  # relative spread of scores below which they rank nothing
 CONVERGED = 0.6  # share of the labels' variance that the regression must explain
 NEAR_ZERO = 0.25  # of the mean dissimilarity of two train samples
 
 
 def signal(values: Scores) -> Finding:
-    """Is the variance more than a constant?"""
+    """Check that scores are not constant."""
     low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
     spread = float((high - low) / max(abs(middle), 1e-12))
     good = spread > FLAT
@@ -64,7 +75,7 @@ def signal(values: Scores) -> Finding:
 
 
 def convergence(explained: float) -> Finding:
-    """Does the regression fit the kernel on train pairs?"""
+    """Check that the regression fits the kernel on pairs of training samples."""
     good = explained >= CONVERGED
     text = f"the regression explains {max(explained, 0):.0%} of the kernel's variance over train pairs"
     advice = ": it has not converged; train longer, with smaller batches or another learning rate"
@@ -72,7 +83,7 @@ def convergence(explained: float) -> Finding:
 
 
 def familiarity(train: Scores, dissimilarity: float) -> Finding:
-    """Is the variance of train samples near zero?"""
+    """Check that the variance of training samples is near zero."""
     share = float(np.median(train)) / max(dissimilarity, 1e-12)
     good = share <= NEAR_ZERO
     text = f"the relative variance of train samples is {share:.1%} of their mean dissimilarity"
@@ -80,7 +91,7 @@ def familiarity(train: Scores, dissimilarity: float) -> Finding:
 
 
 def likeness(reference: Scores, what: str, tolerance: float, held_out: Scores) -> Finding:
-    """Do held-out samples look like the reference, by the scores? Chance alone would give an AUROC of ½."""
+    """Check that held-out samples have scores like the reference; equal distributions give an AUROC of ½."""
     value = auroc(reference, held_out)
     error = math.sqrt((len(reference) + len(held_out) + 1) / (12 * len(reference) * len(held_out)))
     good = value < 0.5 + max(tolerance, 4 * error)
@@ -90,5 +101,5 @@ def likeness(reference: Scores, what: str, tolerance: float, held_out: Scores) -
 
 
 def agreement(value: float) -> Finding:
-    """Rank correlation with the closed form in the same features."""
+    """Report the rank correlation with the closed form in the same features."""
     return Finding("agreement", value, None, f"rank correlation {value:.2f} with LastLayerGP in the same features")

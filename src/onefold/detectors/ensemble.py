@@ -1,39 +1,62 @@
-"""Deep ensembles (Lakshminarayanan et al., 2017): several networks, and how much they disagree."""
+"""Deep ensembles (Lakshminarayanan et al., 2017): the disagreement of several networks."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from torch import Generator, Tensor, nn
+from torch import nn
 
 from onefold.core.arguments import check_choice, check_instance, check_integer, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
-from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
-from onefold.detectors._members import (
+from onefold.detectors.build import initial_standardise, streams
+from onefold.detectors.classifier import TASKS, Augmentation, Task, check_augmentation, make_targets, train_networks
+from onefold.detectors.members import (
     Disagreement,
     MemberDetector,
+    MemberSpec,
     MembersScorer,
-    Several,
-    check_count,
+    Parallel,
     check_disagreement,
 )
-from onefold.detectors._random_features import empty_standardise
-from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
 
 
-class DeepEnsemble(MemberDetector):
-    """M networks from independent initialisations, each on its own minibatches, trained together.
+@dataclass(frozen=True, kw_only=True)
+class DeepEnsembleSpec(MemberSpec):
+    """Settings of `DeepEnsemble`."""
 
-    Whole-number labels 0, 1, 2 … make classifiers, which disagree by `score`; other targets, or task="regression", make
-    regressors, which disagree by their variance. `augment` changes train images: "crops" zooms into them at random,
-    "flips" also mirrors them, as the paper does.
+    members: int
+    task: Task
+    recipe: Recipe
+
+    @property
+    def networks(self) -> int:
+        """Number of networks."""
+        return self.members
+
+
+class DeepEnsemble(MemberDetector):
+    """Networks from independent initialisations, each trained on minibatches of its own.
+
+    Args:
+        members: Number of networks, at least 2.
+        channels: Channels of the convolutional stages, for images.
+        hidden: Hidden layers.
+        score: Measure of disagreement of classifiers. Regressors disagree by their variance.
+        task: "classification", "regression", or "auto": whole numbers 0, 1, 2 … are classes.
+        augment: Augmentation of training images: "crops" enlarges a random part, "flips" also mirrors it.
+        recipe: Steps, batch size and learning rate.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range.
     """
+
+    spec_class = DeepEnsembleSpec
 
     def __init__(
         self,
@@ -48,7 +71,6 @@ class DeepEnsemble(MemberDetector):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        self.kernel = None
         self.task: Task = check_choice(task, "task", TASKS)
         self.members = check_integer(members, "members", 2)
         self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
@@ -66,46 +88,47 @@ class DeepEnsemble(MemberDetector):
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> "DeepEnsemble":
-        """Train on samples and class labels 0, 1, 2 …, or real targets; a Dataset of pairs brings its own."""
-        learned = read_train_data(x, self.device, self.seed)
-        targets = targets_of(x, y, len(learned.samples), self.task, self.device)
-        streams = generators(self.seed, self.members + 1)
-        scorer = self._scorer(
-            learned.reader.sample_shape, learned.standardise, streams[:-1], targets.outputs, targets.regression
-        ).to(self.device)
-        assert isinstance(scorer.members, Several)
-        train_together(
+        """Train the networks on samples and targets.
+
+        Args:
+            x: Training data, as in `CSD.fit`.
+            y: Class labels 0, 1, 2 …, or real targets. A Dataset of pairs (x, y) needs no `y`.
+            checkpoint: File to resume from, as in `CSD.fit`.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data or the targets cannot be used.
+            TrainingError: The training diverged.
+        """
+        data = read_train_data(x, self.device, self.seed)
+        targets = make_targets(x, y, len(data.samples), self.task, self.device)
+        spec = DeepEnsembleSpec(
+            **self.settings,
+            inputs=data.reader.sample_shape,
+            outputs=targets.outputs,
+            regression=targets.regression,
+        )
+        scorer = self._initial_scorer(spec, data).to(self.device)
+        assert isinstance(scorer.members, Parallel)
+        train_networks(
             [lambda x, _, net=net: net(x) for net in scorer.members.nets],
             [p for p in scorer.members.parameters() if p.requires_grad],
-            learned, targets, self.recipe,
-            seed=streams[-1].initial_seed(), label=f"ensemble of {self.members}", augment=self.augment,
-            settings=self._settings(), checkpoint=checkpoint, progress=progress,
+            data, targets, self.recipe,
+            seed=generators(self.seed, self.members + 1)[-1].initial_seed(), label=f"ensemble of {self.members}",
+            augment=self.augment, settings=asdict(spec), checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
-        self._settle(learned, targets, scorer)
+        self._finish(data, targets, scorer, spec)
         return self
 
-    def _scorer(
-        self,
-        shape: tuple[int, ...],
-        first: nn.Module,
-        streams: Sequence[Generator | None],
-        outputs: int,
-        regression: bool,
-    ) -> MembersScorer:
-        sizes = {"channels": self.channels, "hidden": self.hidden, "outputs": outputs}
-        members = Several([nn.Sequential(first, backbone(shape, generator=s, **sizes)) for s in streams])
-        return MembersScorer(members, self.score_kind, outputs, regression=regression)
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
-        return {
-            "members": self.members,
-            "task": self.task, **sizes, "score": self.score_kind, "augment": self.augment,
-            "recipe": asdict(self.recipe), "seed": self.seed,
-        }  # fmt: skip
-
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        shape = reader.sample_shape
-        check_count(self.members, self.hidden, weights)
-        first = empty_standardise(shape)
-        return self._scorer(shape, first, [None] * self.members, about["outputs"], about["regression"])
+    def build(self, spec: DeepEnsembleSpec, *, meta: bool = False) -> MembersScorer:
+        """Return the members: with initial weights, or on the meta device."""
+        first = initial_standardise(spec.inputs, meta=meta)
+        sizes = {"channels": spec.channels, "hidden": spec.hidden, "outputs": spec.outputs}
+        weights = streams(spec.seed, spec.members + 1, meta=meta)[:-1]
+        nets: list[nn.Module] = [
+            nn.Sequential(first, backbone(spec.inputs, generator=stream, **sizes)) for stream in weights
+        ]
+        return MembersScorer(Parallel(nets), spec, meta=meta)

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +17,75 @@ from torch.nn.utils import vector_to_parameters
 from onefold.core.arguments import check_instance, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
-from onefold.detectors._classifier import Augmentation, check_augmentation, targets_of, train_together
-from onefold.detectors._members import Disagreement, MemberDetector, MembersScorer, check_count, check_disagreement
-from onefold.detectors._random_features import empty_standardise
+from onefold.detectors.build import initial_standardise, streams
+from onefold.detectors.classifier import Augmentation, check_augmentation, make_targets, train_networks
+from onefold.detectors.members import Disagreement, MemberDetector, MemberSpec, MembersScorer, check_disagreement
 from onefold.errors import MissingExtraError
-from onefold.inputs.reader import Reader
 from onefold.inputs.samples import TrainData, read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
 
-BATCH = 256  # samples whose curvature is taken at once
+BATCH = 256  # samples per minibatch of the curvature
 INSTALL = (
     "pip install 'onefold[laplace]' and then "
     "pip install --no-deps laplace-torch==0.3 backpack-for-pytorch==1.7.1 curvlinops-for-pytorch==3.0.1"
 )
 
 
-class Linearised(nn.Module):
-    """A network made linear in its weights: f(x) + J(x) δ for several movements δ, which are networks, too."""
+class LinearisedNetworks(nn.Module):
+    """A network linearised in its weights: f(x) + J(x) δ for several displacements δ, stored as networks."""
 
-    def __init__(self, first: nn.Module, net: MLP | Impala, movements: Sequence[MLP | Impala]) -> None:
+    def __init__(self, first: nn.Module, net: MLP | Impala, displacements: Sequence[MLP | Impala]) -> None:
         super().__init__()
-        self.first, self.net, self.movements = first, net, nn.ModuleList(movements)
+        self.first, self.net, self.displacements = first, net, nn.ModuleList(displacements)
 
     def forward(self, x: Any) -> Float[Tensor, "m n outputs"]:
         weights, z = dict(self.net.named_parameters()), self.first(x)
         moved = [
-            jvp(lambda w: functional_call(self.net, w, (z,)), (weights,), (dict(movement.named_parameters()),))
-            for movement in self.movements
+            jvp(lambda w: functional_call(self.net, w, (z,)), (weights,), (dict(displacement.named_parameters()),))
+            for displacement in self.displacements
         ]
         return torch.stack([pair[0] + pair[1] for pair in moved])
 
 
-class Laplace(MemberDetector):
-    """A classifier, and `samples` draws from the normal distribution that its loss's curvature gives its weights.
+@dataclass(frozen=True, kw_only=True)
+class LaplaceSpec(MemberSpec):
+    """Settings of `Laplace`."""
 
-    Kronecker-factored, over all weights, as laplace-torch computes it; prior precision and number of samples are the
-    paper's. A sample predicts with the network linearised in its weights, the model that this curvature belongs to;
-    networks with the sampled weights are near chance (docs/experiments/017-laplace-linear.md). Labels, `score`
-    and `augment` are as in `DeepEnsemble`; classifiers only.
+    samples: int
+    prior_precision: float
+    recipe: Recipe
+
+    @property
+    def networks(self) -> int:
+        """Number of networks."""
+        return self.samples
+
+
+class Laplace(MemberDetector):
+    """A classifier, and draws from the Gaussian that the curvature of its loss implies for its weights.
+
+    The curvature is Kronecker-factored, over all weights, as laplace-torch computes it. A sample predicts with the
+    network linearised in its weights, the model that this curvature belongs to; networks with the sampled weights are
+    near chance (docs/experiments/017-laplace-linear.md). Default prior precision and number of samples are the paper's.
+
+    Args:
+        samples: Number of draws, from 2 to 1,000.
+        prior_precision: Precision of the Gaussian prior of the weights.
+        channels: Channels of the convolutional stages, for images.
+        hidden: Hidden layers.
+        score: Measure of disagreement.
+        augment: Augmentation of training images: "crops" enlarges a random part, "flips" also mirrors it.
+        recipe: Steps, batch size and learning rate.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range.
     """
+
+    spec_class = LaplaceSpec
 
     def __init__(
         self,
@@ -72,7 +100,6 @@ class Laplace(MemberDetector):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        self.kernel = None
         self.samples = check_integer(samples, "samples", 2, 1000)
         self.prior_precision = check_number(prior_precision, "prior_precision")
         self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
@@ -90,60 +117,67 @@ class Laplace(MemberDetector):
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> "Laplace":
-        """Train on samples and class labels 0, 1, 2 …; a Dataset of pairs brings its own."""
-        approximation = _laplace_torch()
-        learned = read_train_data(x, self.device, self.seed)
-        targets = targets_of(x, y, len(learned.samples), "classification", self.device)
-        weights, order, noise = generators(self.seed, 3)
-        tower = self._tower(learned.reader.sample_shape, weights, targets.outputs)
-        net = nn.Sequential(learned.standardise, tower).to(self.device)
-        train_together(
-            [lambda x, _: net(x)], [p for p in net.parameters() if p.requires_grad], learned, targets, self.recipe,
+        """Train the classifier and draw from the posterior.
+
+        Args:
+            x: Training data, as in `CSD.fit`.
+            y: Class labels 0, 1, 2 …. A Dataset of pairs (x, y) needs no `y`.
+            checkpoint: File to resume from, as in `CSD.fit`.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data or the labels cannot be used.
+            MissingExtraError: laplace-torch is not installed.
+            TrainingError: The training diverged.
+        """
+        approximation = _import_laplace()
+        data = read_train_data(x, self.device, self.seed)
+        targets = make_targets(x, y, len(data.samples), "classification", self.device)
+        spec = LaplaceSpec(**self.settings, inputs=data.reader.sample_shape, outputs=targets.outputs)
+        _, order, noise = generators(self.seed, 3)
+        scorer = self._initial_scorer(spec, data).to(self.device)
+        members = scorer.members
+        assert isinstance(members, LinearisedNetworks)
+        net = nn.Sequential(members.first, members.net)
+        train_networks(
+            [lambda x, _: net(x)], [p for p in net.parameters() if p.requires_grad], data, targets, self.recipe,
             seed=order.initial_seed(), label="Laplace", augment=self.augment,
-            settings=self._settings(), checkpoint=checkpoint, progress=progress,
+            settings=asdict(spec), checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
         net = net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-        moved = self._drawn(approximation, net, learned, targets.values, noise)
-        movements = [copy.deepcopy(net[1]) for _ in moved]
-        for movement, vector in zip(movements, moved, strict=True):
-            vector_to_parameters(vector, movement.parameters())
-        members = Linearised(net[0], net[1], movements)  # pyright: ignore[reportArgumentType]
-        self._settle(learned, targets, MembersScorer(members, self.score_kind, targets.outputs).to(self.device))
+        draws = self._draw_displacements(approximation, net, data, targets.values, noise)
+        for displacement, vector in zip(members.displacements, draws, strict=True):
+            vector_to_parameters(vector, displacement.parameters())
+        self._finish(data, targets, scorer, spec)
         return self
 
-    def _drawn(
-        self, approximation: Any, net: nn.Module, learned: TrainData, labels: Tensor, noise: Generator
+    def build(self, spec: LaplaceSpec, *, meta: bool = False) -> MembersScorer:
+        """Return the network and its displacements: with initial weights, or on the meta device."""
+        sizes = {"channels": spec.channels, "hidden": spec.hidden, "outputs": spec.outputs}
+        net = backbone(spec.inputs, generator=streams(spec.seed, 3, meta=meta)[0], **sizes)
+        displacements = [copy.deepcopy(net) for _ in range(spec.samples)]
+        members = LinearisedNetworks(initial_standardise(spec.inputs, meta=meta), net, displacements)
+        return MembersScorer(members, spec, meta=meta)
+
+    def _draw_displacements(
+        self, approximation: Any, net: nn.Module, data: TrainData, labels: Tensor, noise: Generator
     ) -> Tensor:
-        """How far draws are from the network's weights, [samples, weights]."""
-        drawing = Generator(self.device).manual_seed(noise.initial_seed())
-        with _quiet(self.device):
+        """Return draws of the weights minus the network's weights, [samples, weights]."""
+        generator = Generator(self.device).manual_seed(noise.initial_seed())
+        with _isolated(self.device):
             posterior = approximation(net.eval(), "classification", "all", "kron", prior_precision=self.prior_precision)
-            posterior.fit(_Minibatches(learned, labels))
-            return (posterior.sample(self.samples, generator=drawing) - posterior.mean).detach()
-
-    def _tower(self, shape: tuple[int, ...], stream: Generator | None, outputs: int) -> MLP | Impala:
-        return backbone(shape, channels=self.channels, hidden=self.hidden, outputs=outputs, generator=stream)
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
-        return {
-            "samples": self.samples, "prior_precision": self.prior_precision, **sizes, "score": self.score_kind,
-            "augment": self.augment, "recipe": asdict(self.recipe), "seed": self.seed,
-        }  # fmt: skip
-
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        check_count(self.samples, self.hidden, weights)
-        shape, outputs = reader.sample_shape, about["outputs"]
-        net, *movements = (self._tower(shape, None, outputs) for _ in range(1 + self.samples))
-        members = Linearised(empty_standardise(shape), net, movements)
-        return MembersScorer(members, self.score_kind, outputs)
+            posterior.fit(_Minibatches(data, labels))
+            return (posterior.sample(self.samples, generator=generator) - posterior.mean).detach()
 
 
 class _Minibatches:
-    """The train set in order, as laplace-torch wants to be given it."""
+    """The training data in order, as a DataLoader for laplace-torch."""
 
-    def __init__(self, learned: TrainData, labels: Tensor) -> None:
-        self.dataset, self.labels = learned.samples, labels
+    def __init__(self, data: TrainData, labels: Tensor) -> None:
+        self.dataset, self.labels = data.samples, labels
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // BATCH)
@@ -154,8 +188,8 @@ class _Minibatches:
 
 
 @contextlib.contextmanager
-def _quiet(device: torch.device) -> Iterator[None]:
-    """Other people's warnings are not for our users, and their random numbers not at the cost of ours."""
+def _isolated(device: torch.device) -> Iterator[None]:
+    """Suppress warnings and restore the global random state."""
     devices = [device] if device.type == "cuda" else []
     with warnings.catch_warnings(), torch.random.fork_rng(devices):
         warnings.simplefilter("ignore")
@@ -163,7 +197,7 @@ def _quiet(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _laplace_torch() -> Any:
+def _import_laplace() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,86 +1,101 @@
-"""The exact answer in a feature space: Gaussian-process variance of the last layer, in closed form."""
+"""Gaussian-process variance of the last layer, in closed form: the exact posterior in a feature space."""
 
+import copy
 import math
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_choice, check_integer, check_number
 from onefold.core.batches import check_seed, pick_device
-from onefold.core.rng import generators
-from onefold.detectors._combined_score import SCORES, Combine, Score, scored
-from onefold.detectors._random_features import FeatureMap, check_kernel, empty_map, feature_map
-from onefold.detectors.base import Detector, ExportMixin, VarianceMixin, parts
-from onefold.detectors.export import copied
+from onefold.detectors.base import Detector, ExportMixin, VarianceMixin
+from onefold.detectors.build import Spec, check_kernel, feature_map, set_standardisation, streams
 from onefold.detectors.state import DetectorState
+from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
 from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
-from onefold.inputs.reader import Reader
 from onefold.inputs.samples import HELD_OUT, read_train_data
 from onefold.kernels import ModelFeatures
-from onefold.kernels.feature_maps import MAX_WIDTH
+from onefold.kernels.feature_maps import FeatureMap
+from onefold.kernels.model import MAX_WIDTH
 from onefold.nn.nets import finished
 from onefold.types import ArrayLike, FeatureKernel, Scores
 
 WIDTH = 2048
 
 
-class GPScorer(nn.Module):
-    """S = Φ̄ᵀΦ̄ over the (perhaps fading) train samples, and C with CCᵀ = λ(S + λI)⁻¹.
+@dataclass(frozen=True, kw_only=True)
+class LastLayerGPSpec(Spec):
+    """Settings of `LastLayerGP`, and the number of features D."""
 
-    Files hold the lower triangle of S, row by row; C is computed from it, in the fit and when a file is loaded.
+    width: int | None
+    noise: float
+    score: Score
+    features: int
+
+
+class GPScorer(VarianceScorer):
+    """S = Φ̄ᵀΦ̄ over the training samples, with decay if updates have a half-life, and C with CCᵀ = λ(S + λI)⁻¹.
+
+    Files contain the lower triangle of S, row by row. C is computed from it, in a fit and after loading.
+
+    Args:
+        features: Feature map.
+        width: Number of features D.
+        noise: Noise λ for one training sample per feature.
+        kind: Kind of score.
     """
 
     triangle: Tensor
     root: Tensor
     count: Tensor
 
-    def __init__(self, features: FeatureMap, width: int, kind: Score) -> None:
-        super().__init__()
-        self.map, self.combine = features, Combine()
-        self.kind: Score = kind
+    def __init__(self, features: FeatureMap, width: int, noise: float, kind: Score, *, device: str) -> None:
+        super().__init__(features, kind)
+        self.relative_noise = noise
         for name, shape in (("triangle", (width * (width + 1) // 2,)), ("root", (width, width)), ("count", ())):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64), persistent=name != "root")
+            zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+            self.register_buffer(name, zeros, persistent=name != "root")
+        self.register_load_state_dict_post_hook(lambda scorer, _: scorer.factorise())
 
     @property
     def gram(self) -> Float64[Tensor, "d d"]:
         """S, both triangles."""
         return symmetric(self.triangle)
 
-    def settle(self, gram: Float64[Tensor, "d d"], noise: float) -> None:
-        """Replace S, and C with it."""
+    @property
+    def noise(self) -> float:
+        """λ = noise · N/D."""
+        return self.relative_noise * float(self.count) / len(self.root)
+
+    def set_gram(self, gram: Float64[Tensor, "d d"]) -> None:
+        """Replace S and compute C from it."""
         self.triangle.copy_(gram[_lower(len(gram), gram.device)])
-        self.root.copy_(PrimalGP.of(self.gram, noise).root)
+        self.factorise()
+
+    def factorise(self) -> None:
+        """Compute C from S."""
+        self.root = PrimalGP.of(self.gram, self.noise).root.contiguous()
 
     def features(self, x: Any) -> Tensor:
+        """Return the features of a batch, [N, D]."""
         return self.map.features(self.map.encode(x))
 
     def parts(self, x: Any) -> tuple[Tensor, Tensor]:
-        """The share of the prior variance that the data has left, and the prior variance."""
+        """Return the share of the prior variance that remains after the training data, and the prior variance."""
         z = self.features(x)
         share = (F.normalize(z, dim=1).double() @ self.root).square().sum(1)
-        return torch.where(z.any(1), share, 1.0), z.square().sum(1)  # features of zero tell nothing
-
-    def relative(self, x: Any) -> Tensor:
-        return self.parts(x)[0]
-
-    def outputs(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return score, variance and relative variance, from one pass."""
-        relative, scale = self.parts(x)
-        return scored(self.kind, self.combine, relative, scale), relative * scale, relative
-
-    def forward(self, x: Any) -> Tensor:
-        return scored(self.kind, self.combine, *self.parts(x))
+        return torch.where(z.any(1), share, 1.0), z.square().sum(1)  # features of zero carry no information
 
 
 def symmetric(triangle: Float64[Tensor, " t"]) -> Float64[Tensor, "d d"]:
-    """The symmetric matrix with this lower triangle, given row by row."""
-    width = _width(triangle)
+    """Return the symmetric matrix with this lower triangle, row by row."""
+    width = (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
     lower = torch.zeros(width, width, dtype=triangle.dtype, device=triangle.device)
     lower[_lower(width, triangle.device)] = triangle
     return lower + lower.tril(-1).T
@@ -90,22 +105,28 @@ def _lower(width: int, device: torch.device) -> Tensor:
     return torch.ones(width, width, dtype=torch.bool, device=device).tril()
 
 
-def _width(triangle: Tensor) -> int:
-    """d of a triangle of d(d + 1)/2 numbers."""
-    return (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
-
-
 class LastLayerGP(VarianceMixin, Detector, ExportMixin):
-    """λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with features of unit length and λ = `noise` · N/D: one pass over the data, one factorisation.
+    """Variance of a Gaussian process on features of unit length: λ φ̄ᵀ(Φ̄ᵀΦ̄ + λI)⁻¹φ̄ with λ = noise · N/D.
 
-    It is Eq. 7 with the kernel of Eq. 14 and a little noise, without which the variance of more points than features
-    would be zero everywhere. The features are those of the kernel, by default of a random network with `width` of them
-    (2,048). `variance` is in the scale of the features, `relative` is the number above, in [0, 1];
-    `score` as in CSD, with leave-one-out values in the place of held-out samples. Memory grows with the square of the
-    number of features, and so does the file: 17 MB for 2,048.
+    This is Eq. 7 with the kernel of Eq. 14 and a little noise; without noise, the variance of more samples than
+    features would be zero everywhere. A fit is one pass over the data and one factorisation. Memory and file grow with
+    the square of the number of features; the file has 17 MB for 2,048.
+
+    Args:
+        kernel: Kernel with features, such as kernels.from_model(model). By default that of a random network.
+        width: Number of features of the random network, by default 2,048; only without `kernel`.
+        noise: Noise variance for one training sample per feature.
+        score: What `score(x)` returns: "variance" in the scale of the features, "relative" in [0, 1], or "combined", as
+            in `CSD`, with leave-one-out values in the place of held-out samples.
+        seed: Seed of the random network.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range, or `kernel` has no features.
     """
 
-    about_like: ClassVar[dict[str, Any]] = {"noise": 0.0}
+    spec_class = LastLayerGPSpec
+    kernel_class = FeatureKernel
 
     def __init__(
         self,
@@ -132,92 +153,114 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         self.device = pick_device(device)
 
     def fit(self, x: ArrayLike) -> "LastLayerGP":
-        """Learn what is familiar from `x`, unlabelled."""
-        learned = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
-        features = feature_map(learned, self.kernel, generators(self.seed, 1)[0], self.width or WIDTH)
-        width = features.features(features.encode(learned.samples[torch.arange(2, device=self.device)])).shape[1]
-        scorer = GPScorer(features, width, self.score_kind)
+        """Fit on in-distribution data without labels.
+
+        Args:
+            x: Training data, as in `CSD.fit`.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data cannot be used, or its features are all zero or not finite.
+        """
+        data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        if isinstance(self.kernel, FeatureKernel):
+            inputs, width = (), self.kernel.features(data.samples[torch.arange(2, device=self.device)]).shape[1]
+        else:
+            inputs, width = data.reader.sample_shape, self.width or WIDTH
+        spec = LastLayerGPSpec(**self.settings, inputs=inputs, features=width)
+        scorer = self.build(spec)
+        set_standardisation(scorer, data.standardise)
         finished(scorer, self.device)
-        state = DetectorState(
-            reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir
-        )
         gram = torch.zeros_like(scorer.root)
-        for batch in iterate_slices(learned.samples, self.device):
-            self._absorb(scorer, gram, batch, None)
-        return self._settled(state, gram)
+        for batch in iterate_slices(data.samples, self.device):
+            _add_samples(scorer, gram, batch, None)
+        state = DetectorState(
+            reader=data.reader,
+            prepare=data.prepare,
+            scorer=scorer,
+            spec=spec,
+            device=self.device,
+            reservoir=data.reservoir,
+        )
+        return self._finish(state, gram)
 
     def update(self, x: ArrayLike, *, half_life: float | None = None) -> "LastLayerGP":
-        """Take in more data; the scores become those of one fit on all of it (same standardisation and features).
+        """Add new in-distribution data: the scores become those of one fit on all data.
 
-        With `half_life`, a sample that came so many samples ago counts half. The threshold has to be calibrated again.
+        Standardisation and features stay those of the fit. Afterwards calibrate again.
+
+        Args:
+            x: New data.
+            half_life: Number of samples after which the weight of a sample has halved. By default all samples have the
+                same weight.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data does not have the layout of the training data.
         """
-        state = self._fitted()
-        state = replace(state, scorer=copied(state.scorer), reservoir=state.reservoir.copy(), about={})
-        scorer = state.scorer
-        assert isinstance(scorer, GPScorer)
+        state = self.state
+        state = replace(state, scorer=copy.deepcopy(state.scorer), reservoir=state.reservoir.copy())
+        scorer = _gp_scorer(state)
         gram = scorer.gram
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
-            for batch in self._prepared(state, raw):
-                self._absorb(scorer, gram, batch, half_life)
-        return self._settled(state, gram)
+            for batch in state.prepared(raw):
+                _add_samples(scorer, gram, batch, half_life)
+        return self._finish(state, gram)
+
+    def build(self, spec: LastLayerGPSpec, *, meta: bool = False) -> GPScorer:
+        """Return the scorer: with an initial random network and S = 0, or on the meta device."""
+        features = feature_map(spec, self.kernel, spec.features, streams(spec.seed, 1, meta=meta)[0])
+        return GPScorer(features, spec.features, spec.noise, spec.score, device="meta" if meta else "cpu")
 
     @torch.no_grad()
-    def _absorb(self, scorer: GPScorer, gram: Tensor, batch: Any, half_life: float | None) -> None:
-        """S ← Σ 2^(−age/half-life) φ̄φ̄ᵀ, the newest sample having age 0."""
-        z = F.normalize(scorer.features(batch), dim=1).double()
-        ages = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=torch.float64)
-        weights = torch.ones_like(ages) if half_life is None else torch.exp2(-ages / half_life)
-        fade = 1.0 if half_life is None else 2.0 ** (-len(z) / half_life)
-        if not z.isfinite().all():
-            raise InputError("the kernel's features of the train data are NaN or infinite")
-        gram.mul_(fade).add_(z.T @ (weights[:, None] * z))
-        scorer.count.mul_(fade).add_(weights.sum())
-
-    @torch.no_grad()
-    def _settled(self, state: DetectorState, gram: Tensor) -> "LastLayerGP":
-        """Factorise, take the statistics of the combined score, and only then replace what was there."""
-        scorer = state.scorer
-        assert isinstance(scorer, GPScorer)
+    def _finish(self, state: DetectorState, gram: Tensor) -> "LastLayerGP":
+        """Factorise, set the statistics of the combined score, and replace the state."""
         if not gram.any():
             raise InputError("the kernel's features of the train data are all zero (is the data constant?)")
-        noise = self.noise * float(scorer.count) / len(gram)
-        scorer.settle(gram, noise)
-        state.about["noise"] = noise
+        scorer = _gp_scorer(state)
+        scorer.set_gram(gram)
         if state.reservoir.samples is not None:
-            scorer.combine.learn(*self._left_out(state))
-        self._became(state)
+            scorer.combine.set_statistics(*self.leave_one_out(state))
+        self._set_state(state)
         return self
 
     @torch.no_grad()
-    def _left_out(self, state: DetectorState) -> tuple[Tensor, Tensor]:
-        """Share and scale of remembered train samples, each as if S were without it: h/(1 − h) for its leverage h."""
-        few = state.reservoir.subsample(HELD_OUT)
-        share, scale = self._over_all(state, parts, few)
-        leverage = (share / state.about["noise"]).clip(max=1 - 1e-6)
-        left_out = (share / (1 - leverage)).clip(max=1)
-        return torch.from_numpy(left_out).to(self.device), torch.from_numpy(scale).to(self.device)
+    def leave_one_out(self, state: DetectorState) -> tuple[Tensor, Tensor]:
+        """Return the relative variance and the scale of stored training samples, each with S as if without it.
 
-    def _reference(self, state: DetectorState) -> tuple[Scores, str, float] | None:
+        The relative variance of a sample with leverage h becomes h/(1 − h).
+        """
+        scorer = _gp_scorer(state)
+        share, scale = state.evaluate_all(state.reservoir.subsample(HELD_OUT), scorer.parts)
+        leverage = (share / scorer.noise).clip(max=1 - 1e-6)
+        relative = (share / (1 - leverage)).clip(max=1)
+        return torch.from_numpy(relative).to(self.device), torch.from_numpy(scale).to(self.device)
+
+    def _reference_scores(self, state: DetectorState) -> tuple[Scores, str, float] | None:
         if state.reservoir.samples is None:
             return None
-        scorer = state.scorer
-        assert isinstance(scorer, GPScorer)
-        scores = scored(self.score_kind, scorer.combine, *self._left_out(state))
+        scores = _gp_scorer(state).score(*self.leave_one_out(state))
         return scores.cpu().double().numpy(), "train samples left out", 0.1
 
-    def _settings(self) -> dict[str, Any]:
-        return {"width": self.width, "noise": self.noise, "score": self.score_kind, "seed": self.seed}
 
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        triangle = weights["triangle"]
-        width = _width(triangle)
-        noise = self.noise * float(weights["count"]) / width
-        if not math.isclose(about["noise"], noise, rel_tol=1e-6):
-            raise ValueError("not the noise of these settings")
-        with torch.device("meta"):
-            scorer = GPScorer(empty_map(reader, self.kernel, self.width or WIDTH), width, self.score_kind)
-        if triangle.shape != scorer.triangle.shape or triangle.dtype != torch.float64:
-            raise ValueError("not a triangle of a matrix")
-        scorer.root = PrimalGP.of(symmetric(triangle), about["noise"]).root.contiguous()
-        return scorer
+def _gp_scorer(state: DetectorState) -> GPScorer:
+    assert isinstance(state.scorer, GPScorer)
+    return state.scorer
+
+
+@torch.no_grad()
+def _add_samples(scorer: GPScorer, gram: Tensor, batch: Any, half_life: float | None) -> None:
+    """Set S ← Σ 2^(−age/half-life) φ̄φ̄ᵀ in place, with age 0 for the newest sample."""
+    z = F.normalize(scorer.features(batch), dim=1).double()
+    ages = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=torch.float64)
+    weights = torch.ones_like(ages) if half_life is None else torch.exp2(-ages / half_life)
+    decay = 1.0 if half_life is None else 2.0 ** (-len(z) / half_life)
+    if not z.isfinite().all():
+        raise InputError("the kernel's features of the train data are NaN or infinite")
+    gram.mul_(decay).add_(z.T @ (weights[:, None] * z))
+    scorer.count.mul_(decay).add_(weights.sum())

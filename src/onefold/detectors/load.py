@@ -1,7 +1,7 @@
-"""Reading a detector back from its file, which may come from a stranger and be wrong in any way."""
+"""Loading of detectors from files, which may be damaged or come from an attacker."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -9,49 +9,85 @@ from torch import Tensor, nn
 from onefold.core import storage
 from onefold.core.arguments import check_path
 from onefold.core.batches import map_batch, named, pick_device
-from onefold.detectors import METHODS
+from onefold.core.schema import from_json
+from onefold.core.storage import under_prefix
 from onefold.detectors.alarm import Alarm
-from onefold.detectors.base import KIND, Detector
-from onefold.detectors.state import DetectorState
+from onefold.detectors.base import Detector
+from onefold.detectors.build import Spec
+from onefold.detectors.registry import METHODS
+from onefold.detectors.save import KIND, LAYOUT, contents, similarity
+from onefold.detectors.state import DetectorState, to_scores
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import HELD_OUT, RESERVOIR_SIZE
-from onefold.kernels import from_model, logits
-from onefold.kernels.model import is_program
+from onefold.kernels import ModelFeatures, from_model, logits
+from onefold.kernels.layers import is_program
 from onefold.nn.nets import finished
 from onefold.types import Batch, Kernel, Model
 
-CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held": HELD_OUT}
-POSITIVE = ("std", "scale", "count")  # weights that divide
-LARGEST_TRIED = 2**18  # numbers in a sample that is scored once to see that the file is whole
+CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held_out": HELD_OUT}
+POSITIVE = ("std", "scale", "count")  # names of weights that are divisors
+LARGEST_TRIAL = 2**18  # numbers in a sample that is scored once to check the file
 LONGEST_LAYER = 1000  # characters of a layer's name
-UNLIKE = "the kernel is not the one that this detector was fitted with (another model, layer or width)"
+OTHER_KERNEL = "the kernel is not the one that this detector was fitted with (another model, layer or width)"
 
 
 def load(path: str | Path, *, model: Model | Kernel | None = None, device: str = "auto") -> Detector:
-    """The detector that `save` wrote, with its threshold and its memory.
+    """Load a detector that `save` wrote, with its calibration and its stored samples.
 
-    One that looks through a model of the user's own needs it again: model=net, or the kernel made of it. A file that is
-    damaged, foreign or of a newer version is refused, and so is another model than that of the fit.
+    Args:
+        path: File of the detector.
+        model: Model of the fit, or its kernel, for a detector that was fitted with kernels.from_model(model) or with
+            another kernel. The file does not contain it.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Returns:
+        The detector.
+
+    Raises:
+        FileError: The file is damaged, not a detector, written by another version, or fitted on another model.
+        InputError: `model` is missing, or was not expected.
+        NotEnoughMemoryError: The detector does not fit into memory.
     """
     path = check_path(path)
-    pick_device(device)
+    chosen = pick_device(device)
     tensors, header = storage.load(path, KIND)
+    _check_layout(header.get("layout", 1), path)
     method = _method(header.get("method"), path)
     kernel = _kernel(header.get("kernel"), model, path)
-    blank = _blank(method, kernel, device, path)
+    _check_takes_kernel(method, kernel, path)
     try:
-        return _restored(blank, tensors, header, kernel)
+        detector, state = _restore(method, tensors, header, kernel, str(chosen))
+        if (sample := _sample(state, tensors, kernel)) is not None:
+            with torch.no_grad():
+                to_scores(state.scorer(next(state.prepared(sample))))
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     except (MemoryError, torch.OutOfMemoryError):
-        raise NotEnoughMemoryError(f"{path}: does not fit into the memory of {blank.device}") from None
-    except Exception as error:  # whatever is wrong with it, it is refused by name
+        raise NotEnoughMemoryError(f"{path}: does not fit into the memory of {chosen}") from None
+    except Exception as error:  # a forged file can fail in any way
         raise FileError(f"{path}: damaged, or made by another version ({type(error).__name__})") from None
+    return detector
+
+
+def _check_layout(layout: Any, path: Path) -> None:
+    """Raise FileError for a file with another layout of headers and tensors."""
+    if type(layout) is not int or not 0 < layout < 10**6:
+        raise FileError(f"{path}: damaged, or not a file of onefold")
+    if layout < LAYOUT:
+        raise FileError(
+            f"{path}: an older onefold wrote it (layout {layout}; this version reads {LAYOUT}). Fit the detector again."
+        )
+    if layout > LAYOUT:
+        raise FileError(
+            f"{path}: a newer onefold wrote it (layout {layout}; this version reads {LAYOUT}). "
+            "Upgrade with pip install --upgrade onefold."
+        )
 
 
 def _method(name: Any, path: Path) -> type[Detector]:
+    """Return the class of the method with this name."""
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
         raise FileError(
@@ -61,7 +97,7 @@ def _method(name: Any, path: Path) -> type[Detector]:
 
 
 def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel | None:
-    """The kernel of the fit, made again from the model that was handed in."""
+    """Return the kernel of the fit, made from the user's model and the settings in the file."""
     if settings is None:
         if model is not None:
             raise InputError(f"{path} was not fitted on a model", argument="model", hint="Load it without one.")
@@ -85,7 +121,7 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
 
 
 def _are_settings(settings: Any) -> bool:
-    """Those of `from_model` or `logits`, or the none of a kernel that is neither."""
+    """Return True for settings of `from_model` or `logits`, and for {}, those of any other kernel."""
     if not isinstance(settings, dict) or not settings:
         return settings == {}
     layer = settings.get("layer")
@@ -100,130 +136,146 @@ def _are_settings(settings: Any) -> bool:
     )
 
 
-def _blank(method: type[Detector], kernel: Kernel | None, device: str, path: Path) -> Detector:
-    """A detector of that method with settings of no importance."""
-    make: Any = method
-    try:
-        return make(device=device) if kernel is None else make(kernel=kernel, device=device)
-    except TypeError:
-        wrong = "without a model" if kernel is None else "with a model"
-        raise FileError(f"{path}: damaged, there is no {method.__name__} {wrong}") from None
+def _check_takes_kernel(method: type[Detector], kernel: Kernel | None, path: Path) -> None:
+    """Raise FileError if the method never has a kernel but the file does, or the reverse."""
+    info = METHODS[method.__name__]
+    if kernel is None and info.needs_classifier:
+        raise FileError(f"{path}: damaged, there is no {method.__name__} without a model")
+    if kernel is None:
+        return
+    if method.kernel_class is None:
+        raise FileError(f"{path}: damaged, there is no {method.__name__} with a model")
+    if not isinstance(kernel, method.kernel_class):
+        raise FileError(f"{path}: {OTHER_KERNEL}")
 
 
-def _restored(blank: Detector, tensors: dict[str, Tensor], header: dict[str, Any], kernel: Kernel | None) -> Detector:
-    """The detector that `save` wrote; content that does not fit together raises what it may."""
-    make: Any = type(blank)
-    storage.check_like(header["settings"], storage.plain(blank._settings()))
-    storage.check_like(header["about"], make.about_like)
-    arguments = {**make._from_settings(header["settings"]), "device": str(blank.device)}
-    detector: Detector = make(**arguments) if kernel is None else make(**arguments, kernel=kernel)
-    reader, weights = Reader.from_json(header["reader"]), _under(tensors, "scorer.")
-    scorer = _filled(detector._empty(reader, header["about"], weights), weights)
+def _restore(
+    method: type[Detector], tensors: dict[str, Tensor], header: dict[str, Any], kernel: Kernel | None, device: str
+) -> tuple[Detector, DetectorState]:
+    """Return the detector of a file and its state; raise any error if the content is inconsistent."""
+    spec = from_json(method.spec_class, header["spec"])
+    detector = method.from_spec(spec, kernel, device)
+    reader, weights = Reader.from_json(header["reader"]), under_prefix("scorer", tensors)
+    _check_spec(spec, reader, kernel, weights)
+    scorer = _fill(detector.build(spec, meta=True), weights)
     finished(scorer, detector.device)
     state = DetectorState(
         reader=reader,
         prepare=Prepare(reader).to(detector.device),
         scorer=scorer,
-        about=header["about"],
-        **_memories(header["reservoirs"], tensors, reader),
+        spec=spec,
+        summary=from_json(method.summary_class, header["summary"]),
+        device=detector.device,
+        **_reservoirs(header["reservoirs"], tensors, reader),
     )
-    detector._state = state
+    alarm = None
     if header["alarm"] is not None:
-        detector._alarm = Alarm(tensors["alarm"].numpy(), header["alarm"]["fpr"], detector.seed, detector.resolution)
-    _check_whole(detector, tensors, header)
-    probe = _probe(tensors, reader)
+        alarm = Alarm(tensors["alarm"].numpy(), header["alarm"]["fpr"], detector.seed, detector.resolution)
+    detector.restore_state(state, alarm)
+    _check_complete(detector, tensors, header)
     if kernel is not None:
-        _check_kernel(detector, state, kernel, probe, tensors)
-    _check_score(detector, state, probe)
-    return detector
+        _check_kernel(state, kernel, tensors)
+    return detector, state
 
 
-def _filled(scorer: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
-    """The scorer with these weights, if they are those of such a scorer, finite, and divide by nothing that is zero."""
+def _check_spec(spec: Spec, reader: Reader, kernel: Kernel | None, weights: dict[str, Tensor]) -> None:
+    """Raise FileError if a spec does not fit the layout of the data, or needs more tensors than the file has."""
+    if not isinstance(kernel, ModelFeatures) and spec.inputs not in ((), reader.sample_shape):
+        raise _unlike_settings()
+    if spec.least_tensors > len(weights):
+        raise _unlike_settings()
+
+
+def _unlike_settings() -> FileError:
+    return FileError("damaged, its tensors are not those of its settings")
+
+
+def _fill(scorer: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    """Return the scorer with these weights; refuse other shapes, NaN, infinity, and divisors that are not positive."""
     if _forms(scorer.state_dict()) != _forms(weights):
-        raise FileError("damaged, its tensors are not those of its settings")
+        raise _unlike_settings()
     for name, tensor in weights.items():
-        low, high = tensor.aminmax()  # NaN if anything is; isfinite would need the memory for another copy
+        if not tensor.numel():
+            raise _unlike_settings()
+        low, high = tensor.aminmax()  # NaN if any value is; isfinite would need the memory for another copy
         if not (low.isfinite() and high.isfinite()) or (name.rpartition(".")[2] in POSITIVE and not low > 0):
             raise FileError(f"damaged, its weights {name} are not finite, or not positive")
     scorer.load_state_dict(weights, strict=True, assign=True)
     if not all(torch.equal(tensor, weights[name]) for name, tensor in scorer.state_dict().items()):
-        raise FileError("damaged, weights that are one have several values")
+        raise FileError("damaged, weights that are shared have several values")
     return scorer
 
 
-def _memories(contents: Any, tensors: dict[str, Tensor], reader: Reader) -> dict[str, Reservoir]:
-    """What the detector remembers of its data; nothing, now and later, if it was saved without samples."""
+def _reservoirs(contents: Any, tensors: dict[str, Tensor], reader: Reader) -> dict[str, Reservoir]:
+    """Return the reservoirs; with capacity 0 if the detector was saved without samples."""
     if contents is None:
         return {name: Reservoir(0, 0) for name in CAPACITIES}
-    memories = {name: Reservoir.restore(contents[name], tensors, name) for name in CAPACITIES}
-    for name, memory in memories.items():
-        if memory.capacity > CAPACITIES[name]:
-            raise FileError("damaged, it remembers more samples than any detector")
-        if memory.samples is not None:
-            memory.replace_samples(_checked(memory.samples, reader))
-    return memories
+    reservoirs = {name: Reservoir.restore(contents[name], tensors, name) for name in CAPACITIES}
+    for name, reservoir in reservoirs.items():
+        if reservoir.capacity > CAPACITIES[name]:
+            raise FileError("damaged, it stores more samples than any detector")
+        if reservoir.samples is not None:
+            reservoir.replace_samples(_check_samples(reservoir.samples, reader))
+    return reservoirs
 
 
 def _probe(tensors: dict[str, Tensor], reader: Reader) -> Batch | None:
-    """The samples that a kernel is known by, if the file has any."""
-    found = _under(tensors, "probe.")
-    return _checked(found["x"] if set(found) == {"x"} else found, reader) if found else None
+    """Return the samples by which a kernel is recognised, if the file has any."""
+    samples = under_prefix("probe", tensors)
+    return _check_samples(samples["x"] if set(samples) == {"x"} else samples, reader) if samples else None
 
 
-def _checked(samples: Batch, reader: Reader) -> Batch:
-    """Samples from a file, if they are of the kind, the shapes and exactly the types of the train data."""
-    found = named(samples)
-    checked = reader.check(found if reader.kind == "named" else samples)  # a file has no order, the train data had
-    if any(t.dtype != DTYPES[reader.dtypes[key]] for key, t in found.items()):
+def _check_samples(samples: Batch, reader: Reader) -> Batch:
+    """Return samples if they have the keys, shapes and exact types of the training data."""
+    tensors = named(samples)
+    checked = reader.check(tensors if reader.kind == "named" else samples)  # restores the order of the keys
+    if any(t.dtype != DTYPES[reader.dtypes[key]] for key, t in tensors.items()):
         raise FileError("damaged, its samples are not of the type of its data")
-    if any(t.is_floating_point() and t.isinf().any() for t in found.values()):  # NaN is a missing value of a table
+    if any(t.is_floating_point() and t.isinf().any() for t in tensors.values()):  # NaN is a missing value of a table
         raise FileError("damaged, its samples are infinite")
     return checked
 
 
-def _check_whole(detector: Detector, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """The file must be the one that this detector would write: nothing more, nothing less, nothing read otherwise."""
-    own_tensors, own = detector._content(samples=header["reservoirs"] is not None)
-    given = {name: t for name, t in tensors.items() if name != "similarity" and not name.startswith("probe.")}
-    own["kernel"] = header["kernel"]  # another of the same effect may be handed in
-    if _forms(given) != _forms(own_tensors) or not storage.same(storage.plain(own), header):
+def _check_complete(detector: Detector, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Raise FileError unless the detector would write exactly this file."""
+    expected_tensors, expected = contents(detector, samples=header["reservoirs"] is not None)
+    actual = {name: t for name, t in tensors.items() if name != "similarity" and not name.startswith("probe.")}
+    expected["kernel"] = header["kernel"]  # the user may pass another kernel with the same values
+    if _forms(actual) != _forms(expected_tensors) or not storage.same(storage.plain(expected), header):
         raise FileError("damaged, or made by another version: its parts do not belong together")
-    if detector.kernel is None and len(given) != len(tensors):
-        raise FileError("damaged, it says what its kernel was and has none")
+    if detector.kernel is None and len(actual) != len(tensors):
+        raise FileError("damaged, it describes a kernel and has none")
 
 
-def _check_kernel(
-    detector: Detector, state: DetectorState, kernel: Kernel, probe: Batch | None, tensors: dict[str, Tensor]
-) -> None:
-    """The kernel that was handed in must be the one of the fit: it finds the same samples as similar."""
+def _check_kernel(state: DetectorState, kernel: Kernel, tensors: dict[str, Tensor]) -> None:
+    """Raise FileError if the kernel does not give the similarities in the file."""
+    probe = _probe(tensors, state.reader)
     if probe is None and "similarity" not in tensors and state.reservoir.samples is None:
         return
     if probe is None:
-        raise FileError("damaged, it does not say what its kernel was")
+        raise FileError("damaged, it does not describe its kernel")
     try:
-        found = detector._similarity(state, kernel, probe)
-    except Exception:  # a model of the user's, on samples that may not be its own
-        raise FileError(UNLIKE) from None
+        actual = similarity(state, kernel, probe)
+    except Exception:  # a user's model may fail in any way on samples of another
+        _refuse_kernel()
     expected = tensors["similarity"]
-    if _forms({"": found}) != _forms({"": expected}) or not torch.allclose(found, expected, rtol=1e-3, atol=1e-6):
-        raise FileError(UNLIKE)
+    if _forms({"": actual}) != _forms({"": expected}) or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-6):
+        _refuse_kernel()
 
 
-@torch.no_grad()
-def _check_score(detector: Detector, state: DetectorState, probe: Batch | None) -> None:
-    """A sample, remembered or random, must get a finite score, unless it is so large that this would take long."""
-    samples = probe if state.reservoir.samples is None else state.reservoir.samples
-    if samples is None and detector.kernel is None:
+def _refuse_kernel() -> NoReturn:
+    raise FileError(OTHER_KERNEL) from None
+
+
+def _sample(state: DetectorState, tensors: dict[str, Tensor], kernel: Kernel | None) -> Batch | None:
+    """Return one sample, stored or random, to score as a test; None if it is large."""
+    samples = _probe(tensors, state.reader) if state.reservoir.samples is None else state.reservoir.samples
+    if samples is None and kernel is None:
         samples = state.reader.random(1)
-    if samples is None or sum(t[0].numel() for t in named(samples).values()) > LARGEST_TRIED:
-        return
-    detector._over(state, lambda scorer, batch: scorer(batch), map_batch(lambda t: t[:1], samples))
+    if samples is None or sum(t[0].numel() for t in named(samples).values()) > LARGEST_TRIAL:
+        return None
+    return map_batch(lambda t: t[:1], samples)
 
 
 def _forms(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (t.shape, t.dtype) for name, t in tensors.items()}
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

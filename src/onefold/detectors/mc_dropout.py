@@ -1,6 +1,6 @@
-"""MC dropout (Gal & Ghahramani, 2016): one network, many random parts of it, and how much they disagree."""
+"""MC dropout (Gal & Ghahramani, 2016): the disagreement of one network under random draws of dropped units."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,31 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core.arguments import check_choice, check_instance, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
-from onefold.detectors._classifier import TASKS, Augmentation, Task, check_augmentation, targets_of, train_together
-from onefold.detectors._members import Disagreement, MemberDetector, MembersScorer, check_disagreement
-from onefold.detectors._random_features import empty_standardise
+from onefold.detectors.build import initial_standardise, streams
+from onefold.detectors.classifier import TASKS, Augmentation, Task, check_augmentation, make_targets, train_networks
+from onefold.detectors.members import Disagreement, MemberDetector, MemberSpec, MembersScorer, check_disagreement
 from onefold.errors import InputError
-from onefold.inputs.reader import Reader
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike
 
 
-class Thinned(nn.Module):
-    """A network whose units are dropped: after every stage of convolutions and after every hidden layer.
+@dataclass(frozen=True, kw_only=True)
+class MCDropoutSpec(MemberSpec):
+    """Settings of `MCDropout`."""
 
-    `kept` holds one row for each thinned network of the ensemble: which of the units it has. The same ones for every
-    input, so that a score depends on nothing but the input.
+    samples: int
+    rate: float
+    task: Task
+    recipe: Recipe
+
+
+class ThinnedNetworks(nn.Module):
+    """A network with dropout after every convolutional stage and after every hidden layer.
+
+    Each row of `kept` is one thinned network: True for units that are not dropped. The rows are the same for every
+    input, so that a score depends on the input only.
     """
 
     kept: Tensor
@@ -36,27 +45,25 @@ class Thinned(nn.Module):
         super().__init__()
         self.first, self.net, self.rate = first, net, rate
         self.sizes = _units(net, shape)
-        empty = next(net.parameters()).is_meta  # the form of a file's weights
-        self.register_buffer(
-            "kept", torch.ones(samples, self.units, dtype=torch.bool, device="meta" if empty else "cpu")
-        )
+        device = next(net.parameters()).device
+        self.register_buffer("kept", torch.ones(samples, self.units, dtype=torch.bool, device=device))
 
     @property
     def units(self) -> int:
-        """How many units can be dropped."""
+        """Number of units that can be dropped."""
         return sum(size.numel() for size in self.sizes)
 
     def draw(self, generator: Generator) -> None:
-        """Draw the thinned networks."""
+        """Draw the units that each thinned network keeps."""
         self.kept.copy_(torch.rand(self.kept.shape, generator=generator) >= self.rate)
 
     def forward(self, x: Any) -> Float[Tensor, "samples n outputs"]:
-        """What every thinned network says."""
-        z = self._stages()[0](self.first(x))  # what comes before the first dropout is common to all
+        """Return the outputs of every thinned network."""
+        z = self._stages()[0](self.first(x))  # the part before the first dropout is common to all
         return torch.stack([self._rest(z, kept[None]) for kept in self.kept])
 
     def thinned(self, x: Any, uniforms: Float[Tensor, "n units"]) -> Float[Tensor, "n outputs"]:
-        """The network with other units dropped for every sample, to train by."""
+        """Return outputs with a separate draw of dropped units for every sample, for training."""
         return self._rest(self._stages()[0](self.first(x)), uniforms >= self.rate)
 
     def _rest(self, z: Tensor, kept: Bool[Tensor, "n units"]) -> Tensor:
@@ -66,7 +73,7 @@ class Thinned(nn.Module):
         return z
 
     def _stages(self) -> list[Any]:
-        """Functions between which units are dropped."""
+        """Return the parts of the network between dropouts."""
         net = self.net
         if isinstance(net, Impala):
             trunk = [net.trunk[i : i + 4] for i in range(0, len(net.trunk), 4)]
@@ -76,10 +83,27 @@ class Thinned(nn.Module):
 
 
 class MCDropout(MemberDetector):
-    """One network trained with dropout; its predictions with `samples` fixed draws of dropped units disagree.
+    """One network trained with dropout; its predictions under fixed draws of dropped units disagree.
 
-    Labels, `score` and `augment` are as in `DeepEnsemble`. Rate and number of samples are the paper's.
+    Default rate and number of samples are the paper's.
+
+    Args:
+        samples: Number of draws, from 2 to 10,000.
+        rate: Share of units that are dropped, in (0, 1).
+        channels: Channels of the convolutional stages, for images.
+        hidden: Hidden layers, at least one.
+        score: Measure of disagreement of classifiers. Regressors disagree by their variance.
+        task: "classification", "regression", or "auto": whole numbers 0, 1, 2 … are classes.
+        augment: Augmentation of training images: "crops" enlarges a random part, "flips" also mirrors it.
+        recipe: Steps, batch size and learning rate.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range.
     """
+
+    spec_class = MCDropoutSpec
 
     def __init__(
         self,
@@ -97,7 +121,6 @@ class MCDropout(MemberDetector):
     ) -> None:
         if not hidden:
             raise InputError("MC dropout needs a hidden layer to drop units of")
-        self.kernel = None
         self.samples = check_integer(samples, "samples", 2, 10_000)
         self.rate = check_number(rate, "rate", 0, 1)
         self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
@@ -116,42 +139,49 @@ class MCDropout(MemberDetector):
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> "MCDropout":
-        """Train on samples and class labels 0, 1, 2 …, or real targets; a Dataset of pairs brings its own."""
-        learned = read_train_data(x, self.device, self.seed)
-        targets = targets_of(x, y, len(learned.samples), self.task, self.device)
-        weights, masks, order = generators(self.seed, 3)
-        shape = learned.reader.sample_shape
-        scorer = self._scorer(shape, learned.standardise, weights, targets.outputs, targets.regression)
+        """Train the network on samples and targets.
+
+        Args:
+            x: Training data, as in `CSD.fit`.
+            y: Class labels 0, 1, 2 …, or real targets. A Dataset of pairs (x, y) needs no `y`.
+            checkpoint: File to resume from, as in `CSD.fit`.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data or the targets cannot be used.
+            TrainingError: The training diverged.
+        """
+        data = read_train_data(x, self.device, self.seed)
+        targets = make_targets(x, y, len(data.samples), self.task, self.device)
+        spec = MCDropoutSpec(
+            **self.settings,
+            inputs=data.reader.sample_shape,
+            outputs=targets.outputs,
+            regression=targets.regression,
+        )
+        scorer = self._initial_scorer(spec, data).to(self.device)
         net = scorer.members
-        assert isinstance(net, Thinned)
-        net.draw(masks)
-        scorer.to(self.device)
-        train_together(
-            [net.thinned], [p for p in net.parameters() if p.requires_grad], learned, targets, self.recipe,
-            seed=order.initial_seed(), label="MC dropout", augment=self.augment, extra_uniforms=net.units,
-            settings=self._settings(), checkpoint=checkpoint, progress=progress,
+        assert isinstance(net, ThinnedNetworks)
+        train_networks(
+            [net.thinned], [p for p in net.parameters() if p.requires_grad], data, targets, self.recipe,
+            seed=generators(self.seed, 3)[2].initial_seed(), label="MC dropout", augment=self.augment,
+            extra_uniforms=net.units, settings=asdict(spec), checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
-        self._settle(learned, targets, scorer)
+        self._finish(data, targets, scorer, spec)
         return self
 
-    def _scorer(
-        self, shape: tuple[int, ...], first: nn.Module, stream: Generator | None, outputs: int, regression: bool
-    ) -> MembersScorer:
-        net = backbone(shape, channels=self.channels, hidden=self.hidden, outputs=outputs, generator=stream)
-        members = Thinned(first, net, shape, self.rate, self.samples)
-        return MembersScorer(members, self.score_kind, outputs, regression=regression)
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {"channels": list(self.channels), "hidden": list(self.hidden)}
-        return {
-            "samples": self.samples, "rate": self.rate, **sizes, "score": self.score_kind, "task": self.task,
-            "augment": self.augment, "recipe": asdict(self.recipe), "seed": self.seed,
-        }  # fmt: skip
-
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        del weights
-        shape = reader.sample_shape
-        return self._scorer(shape, empty_standardise(shape), None, about["outputs"], about["regression"])
+    def build(self, spec: MCDropoutSpec, *, meta: bool = False) -> MembersScorer:
+        """Return the network and its thinned versions: with initial weights, or on the meta device."""
+        weights, masks, _ = streams(spec.seed, 3, meta=meta)
+        net = backbone(spec.inputs, channels=spec.channels, hidden=spec.hidden, outputs=spec.outputs, generator=weights)
+        first = initial_standardise(spec.inputs, meta=meta)
+        members = ThinnedNetworks(first, net, spec.inputs, spec.rate, spec.samples)
+        if masks is not None:
+            members.draw(masks)
+        return MembersScorer(members, spec, meta=meta)
 
 
 def _dense(mlp: MLP) -> list[Any]:
@@ -159,13 +189,13 @@ def _dense(mlp: MLP) -> list[Any]:
 
 
 def _units(net: MLP | Impala, shape: tuple[int, ...]) -> list[torch.Size]:
-    """The shapes of what is dropped from, one for each place."""
+    """Return the shapes of the activations that dropout applies to."""
     if isinstance(net, MLP):
         return [torch.Size([layer.out_features]) for layer in net.hidden]  # pyright: ignore[reportArgumentType]
-    height, width, found = shape[1], shape[2], []
+    height, width, sizes = shape[1], shape[2], []
     convolutions = [layer for layer in net.trunk if isinstance(layer, nn.Conv2d)]
     for layer in convolutions:
         height, width = (height + 1) // 2, (width + 1) // 2
-        found.append(torch.Size([layer.out_channels, height, width]))
-    found[-1] = torch.Size([found[-1].numel()])  # the last one is dropped from as a vector
-    return [*found, *_units(net.mlp, shape)]
+        sizes.append(torch.Size([layer.out_channels, height, width]))
+    sizes[-1] = torch.Size([sizes[-1].numel()])  # flattened before its dropout
+    return [*sizes, *_units(net.mlp, shape)]

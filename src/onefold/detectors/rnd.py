@@ -1,21 +1,20 @@
-"""Random network distillation (Burda et al., 2018): how badly a network predicts a random one."""
+"""Random network distillation (Burda et al., 2018): the error of a network that predicts a random one."""
 
+import copy
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from onefold.core.arguments import MAX_SIZE, check_instance, check_integer, check_sizes
 from onefold.core.batches import check_seed, named, pick_device
 from onefold.core.rng import generators
-from onefold.detectors._random_features import empty_standardise
-from onefold.detectors._streaming import both_halves, update_recipe
 from onefold.detectors.base import Detector, ExportMixin
-from onefold.detectors.export import copied
+from onefold.detectors.build import Spec, initial_standardise, set_standardisation, streams
 from onefold.detectors.state import DetectorState
-from onefold.inputs.reader import Reader
+from onefold.detectors.streaming import balanced_samples, update_recipe
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import Samples, read_train_data
 from onefold.nn.nets import RNDScorer, backbone, finished, random_network
@@ -23,8 +22,34 @@ from onefold.nn.train import Draws, Recipe, Training, run
 from onefold.types import ArrayLike
 
 
+@dataclass(frozen=True, kw_only=True)
+class RNDSpec(Spec):
+    """Settings of `RND`."""
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    target_hidden: tuple[int, ...]
+    width: int
+    recipe: Recipe
+
+
 class RND(Detector, ExportMixin):
-    """Squared error of a trained predictor against a frozen random target; sizes and rate are the paper's."""
+    """Squared error of a trained predictor against a frozen random network; default sizes and rate are the paper's.
+
+    Args:
+        channels: Channels of the convolutional stages, for images.
+        hidden: Hidden layers of the predictor.
+        target_hidden: Hidden layers of the random network.
+        width: Number of outputs of both networks.
+        recipe: Steps, batch size and learning rate.
+        seed: Seed of all random numbers.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        InputError: An argument is out of range.
+    """
+
+    spec_class = RNDSpec
 
     def __init__(
         self,
@@ -37,7 +62,6 @@ class RND(Detector, ExportMixin):
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        self.kernel = None
         self.channels, self.hidden = check_sizes(channels, "channels"), check_sizes(hidden, "hidden")
         self.target_hidden = check_sizes(target_hidden, "target_hidden")
         self.width = check_integer(width, "width", 1, MAX_SIZE)
@@ -46,32 +70,78 @@ class RND(Detector, ExportMixin):
         self.device = pick_device(device)
 
     def fit(self, x: ArrayLike, *, checkpoint: str | Path | None = None, progress: bool | None = None) -> "RND":
-        """Learn what is familiar from `x`, unlabelled."""
-        learned = read_train_data(x, self.device, self.seed)
-        scorer = self._scorer(learned.reader.sample_shape, learned.standardise, generators(self.seed, 2))
-        identity = [self._settings(), len(learned.samples), *named(learned.reservoir.samples).values()]
+        """Fit on in-distribution data without labels.
+
+        Args:
+            x: Training data, as in `CSD.fit`.
+            checkpoint: File to resume from, as in `CSD.fit`.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data cannot be used.
+            TrainingError: The training diverged.
+        """
+        data = read_train_data(x, self.device, self.seed)
+        spec = RNDSpec(**self.settings, inputs=data.reader.sample_shape)
+        scorer = self.build(spec)
+        set_standardisation(scorer, data.standardise)
+        identity = [asdict(spec), len(data.samples), *named(data.reservoir.samples).values()]
         self._train(
-            scorer.to(self.device), learned.samples, self.recipe, self.seed,
+            scorer.to(self.device), data.samples, self.recipe, self.seed,
             checkpoint=checkpoint, identity=identity, progress=progress,
         )  # fmt: skip
-        return self._settled(
-            DetectorState(reader=learned.reader, prepare=learned.prepare, scorer=scorer, reservoir=learned.reservoir)
+        state = DetectorState(
+            reader=data.reader,
+            prepare=data.prepare,
+            scorer=scorer,
+            spec=spec,
+            device=self.device,
+            reservoir=data.reservoir,
         )
+        self._set_state(state)
+        return self
 
     def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "RND":
-        """Take in more data as it comes, in bounded memory; see `CSD.update`."""
-        state = self._fitted()
-        reservoir, fresh = state.reservoir.copy(), Reservoir(state.reservoir.capacity, self.seed)
+        """Continue the fit on new in-distribution data, in bounded memory; afterwards calibrate again.
+
+        Args:
+            x: New data.
+            half_life: Number of samples after which a sample is half as likely to be stored. By default samples of all
+                ages are stored with equal probability.
+            progress: Show a progress bar; by default only on a terminal.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The data does not have the layout of the training data, or the detector was saved without
+                samples.
+            TrainingError: The training diverged.
+        """
+        state = self.state
+        reservoir, new = state.reservoir.copy(), Reservoir(state.reservoir.capacity, self.seed)
         for raw in state.reader.batches(x):
             reservoir.add(raw, half_life)
-            fresh.add(raw)
-        train = both_halves(reservoir, fresh, state.prepare, self.device)
-        scorer = copied(state.scorer)
+            new.add(raw)
+        train = balanced_samples(reservoir, new, state.prepare, self.device)
+        scorer = copy.deepcopy(state.scorer)
         assert isinstance(scorer, RNDScorer)
         scorer.predictor[1].requires_grad_(True)
-        recipe = update_recipe(self.recipe, fresh.seen)
-        self._train(scorer, train, recipe, reservoir.seen, progress=progress)
-        return self._settled(replace(state, scorer=scorer, reservoir=reservoir))
+        self._train(scorer, train, update_recipe(self.recipe, new.seen), reservoir.seen, progress=progress)
+        self._set_state(replace(state, scorer=scorer, reservoir=reservoir))
+        return self
+
+    def build(self, spec: RNDSpec, *, meta: bool = False) -> RNDScorer:
+        """Return predictor and random network: with initial weights, or on the meta device."""
+        target_stream, predictor_stream = streams(spec.seed, 2, meta=meta)
+        sizes = {"channels": spec.channels, "outputs": spec.width}
+        target = random_network(spec.inputs, target_stream, hidden=spec.target_hidden, **sizes)
+        predictor = backbone(spec.inputs, hidden=spec.hidden, generator=predictor_stream, **sizes)
+        first = initial_standardise(spec.inputs, meta=meta)
+        return RNDScorer(nn.Sequential(first, predictor), nn.Sequential(first, target))
 
     def _train(
         self,
@@ -84,6 +154,8 @@ class RND(Detector, ExportMixin):
         identity: Sequence[Any] = (),
         progress: bool | None = None,
     ) -> None:
+        """Train the predictor."""
+
         def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
             del uniforms
             return scorer(train[integers[:, 0] % len(train)]).mean()
@@ -93,22 +165,3 @@ class RND(Detector, ExportMixin):
         training = Training(parameters, loss, recipe, draws, captured=train.in_memory)
         run(training, "RND", checkpoint=checkpoint, identity=identity, show=progress)
         finished(scorer, self.device)
-
-    def _settled(self, state: DetectorState) -> "RND":
-        self._became(state)
-        return self
-
-    def _scorer(self, shape: tuple[int, ...], first: nn.Module, streams: Sequence[Generator | None]) -> RNDScorer:
-        sizes = {"channels": self.channels, "outputs": self.width}
-        target = random_network(shape, streams[0], hidden=self.target_hidden, **sizes)
-        predictor = backbone(shape, hidden=self.hidden, generator=streams[1], **sizes)
-        return RNDScorer(*(nn.Sequential(first, net) for net in (predictor, target)))
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = {name: list(getattr(self, name)) for name in ("channels", "hidden", "target_hidden")}
-        return {**sizes, "width": self.width, "recipe": asdict(self.recipe), "seed": self.seed}
-
-    def _empty(self, reader: Reader, about: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-        del about, weights
-        shape = reader.sample_shape
-        return self._scorer(shape, empty_standardise(shape), [None, None])

@@ -116,7 +116,8 @@ class TrainStatistics:
     def add(self, x: Tensor) -> None:
         """Add a batch."""
         self.vectors = x.ndim == 2
-        moments = Moments.of(x if self.vectors else x.reshape(-1, 1))
+        values = x if x.is_floating_point() else x.double()  # boolean inputs of a user's model
+        moments = Moments.of(values if self.vectors else values.reshape(-1, 1))
         self.moments = moments if self.moments is None else self.moments.merge(moments)
         self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
 

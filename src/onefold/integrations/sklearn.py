@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from onefold.core.arguments import check_choice, check_integer, check_number
 from onefold.core.batches import check_seed
 from onefold.detectors import CSD, KNN, METHODS, RND, LastLayerGP, MethodInfo
-from onefold.detectors.csd import SCORES
+from onefold.detectors.variance_scorer import SCORES
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
 from onefold.nn.train import Recipe

@@ -1,8 +1,9 @@
-"""Similarities between inputs: the labels that CSD distils, and the terms of the exact answers."""
+"""Kernels, similarities between inputs: the labels that CSD distils, and the terms of the exact posteriors."""
 
 from onefold.kernels.empirical import EmpiricalNTK, empirical_ntk
-from onefold.kernels.feature_maps import Features, ModelFeatures, from_model, last_layer, logits
+from onefold.kernels.features import Features, last_layer
 from onefold.kernels.infinite_width import InfiniteMLP, infinite
+from onefold.kernels.model import ModelFeatures, from_model, logits
 
 __all__ = [
     "EmpiricalNTK",

@@ -1,4 +1,4 @@
-"""The empirical neural tangent kernel of any module, in blocks that respect a memory cap."""
+"""Empirical neural tangent kernel of any module, in blocks under a memory limit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -12,14 +12,23 @@ from torch.func import functional_call, jacrev, vmap
 from onefold.core.batches import batch_length, batch_tensors, map_batch
 from onefold.core.memory import available, require
 from onefold.errors import InputError, LayerError
-from onefold.kernels.model import borrowed, call, to_model
+from onefold.kernels.layers import call, evaluation_mode, to_model
 from onefold.types import Batch
 
 
 class EmpiricalNTK:
-    """Eq. 4 at the model's present parameters: Θ(x, x′) = ∇_θ f(x)ᵀ ∇_θ f(x′), over all or some parameters, in float64.
+    """Empirical NTK of a model, Θ(x, x′) = ∇_θ f(x)ᵀ ∇_θ f(x′) (Eq. 4), at its current parameters, in float64.
 
-    A model of several outputs has a matrix per pair of inputs (`full`); as a kernel it is the mean of its diagonal.
+    For a model with several outputs, `full` returns a matrix per pair of inputs; the kernel is the mean of its
+    diagonal.
+
+    Args:
+        net: The model.
+        params: Names of parameters, with wildcards; by default all.
+        memory: Limit in bytes; by default half of the free memory.
+
+    Raises:
+        LayerError: The model has no such parameters.
     """
 
     def __init__(self, net: nn.Module, params: Sequence[str] | None = None, *, memory: int | None = None) -> None:
@@ -39,7 +48,18 @@ class EmpiricalNTK:
         self._memory = memory
 
     def full(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2 outputs outputs"]:
-        """Θ(x, x′) for every pair of inputs and of outputs."""
+        """Return Θ(x, x′) for every pair of inputs and every pair of outputs.
+
+        Args:
+            x1: N1 inputs.
+            x2: N2 inputs.
+
+        Returns:
+            Kernel matrices [N1, N2, outputs, outputs].
+
+        Raises:
+            NotEnoughMemoryError: The result does not fit into the memory limit.
+        """
         n1, n2 = batch_length(x1), batch_length(x2)
         outputs, rows = self._plan(x1, lambda outputs: n1 * n2 * outputs**2)
         result = torch.zeros(n1, n2, outputs, outputs, dtype=torch.float64, device=self._device)
@@ -50,6 +70,15 @@ class EmpiricalNTK:
         return result.to(batch_tensors(x1)[0].device)
 
     def __call__(self, x1: Batch, x2: Batch) -> Float64[Tensor, "n1 n2"]:
+        """Return Θ(x, x′) for every pair, the mean over the outputs.
+
+        Args:
+            x1: N1 inputs.
+            x2: N2 inputs.
+
+        Returns:
+            Kernel matrix [N1, N2].
+        """
         n1, n2 = batch_length(x1), batch_length(x2)
         outputs, rows = self._plan(x1, lambda _: n1 * n2)
         result = torch.zeros(n1, n2, dtype=torch.float64, device=self._device)
@@ -58,6 +87,14 @@ class EmpiricalNTK:
         return result.to(batch_tensors(x1)[0].device)
 
     def diag(self, x: Batch) -> Float64[Tensor, " n"]:
+        """Return Θ(x, x), the mean over the outputs.
+
+        Args:
+            x: N inputs.
+
+        Returns:
+            Diagonal of the kernel matrix, [N].
+        """
         n = batch_length(x)
         outputs, rows = self._plan(x, lambda _: n)
         result = torch.zeros(n, dtype=torch.float64, device=self._device)
@@ -71,7 +108,7 @@ class EmpiricalNTK:
         return next(iter(self._moving.values())).device
 
     def _plan(self, x: Batch, entries: Callable[[int], int]) -> tuple[int, int]:
-        """Number of outputs, and how many samples' gradients can be held at once on either side."""
+        """Return the number of outputs, and the number of samples per block whose gradients fit into memory."""
         value, activations = self._try_one(map_batch(lambda t: t[:1], x))
         if not isinstance(value, Tensor) or value.ndim > 2:
             raise InputError("a tangent kernel needs a model whose output is one tensor [N] or [N, outputs]")
@@ -93,7 +130,7 @@ class EmpiricalNTK:
         return outputs, rows
 
     def _try_one(self, sample: Batch) -> tuple[Any, int]:
-        """The model's output for one sample, and the bytes of everything that its layers give on the way."""
+        """Return the model's output for one sample, and the bytes of all layer outputs."""
         sizes: list[int] = []
 
         def measure(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -102,21 +139,21 @@ class EmpiricalNTK:
 
         hooks = [module.register_forward_hook(measure) for module in self._net.modules()]
         try:
-            with borrowed(self._net), torch.no_grad():
+            with evaluation_mode(self._net), torch.no_grad():
                 return call(self._net, to_model(self._net, sample)), sum(sizes)
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _pairs(self, x1: Batch, x2: Batch, rows: int) -> Iterator[tuple[int, list[Tensor], int, list[Tensor]]]:
-        """Every block of the one against every block of the other; gradients for both sides are computed once."""
+        """Yield every pair of blocks of `x1` and `x2` with their start rows and gradients."""
         for i, left in self._blocks(x1, rows):
             both = x1 is x2 and len(left[0]) == batch_length(x1)
             for j, right in [(i, left)] if both else self._blocks(x2, rows):
                 yield i, left, j, right
 
     def _blocks(self, x: Batch, rows: int) -> Iterator[tuple[int, list[Tensor]]]:
-        """(start, gradients [rows, outputs, *parameter] of each parameter) for one block of samples after another."""
+        """Yield the start row and the gradients [rows, outputs, *parameter] of each block of samples."""
 
         def output(moving: dict[str, Tensor], sample: Batch) -> Tensor:
             one = map_batch(lambda t: t[None], sample)
@@ -125,13 +162,13 @@ class EmpiricalNTK:
 
         for start in range(0, batch_length(x), rows):
             part = to_model(self._net, map_batch(lambda t, s=start: t[s : s + rows], x))
-            with borrowed(self._net):
+            with evaluation_mode(self._net):
                 gradients = vmap(jacrev(output), (None, 0))(self._moving, part)
             yield start, list(gradients.values())
 
 
 def _products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Float64[Tensor, "a b"]:
-    """Σ over parameters of the inner products of their gradients, rows against rows."""
+    """Return the inner products of gradients, row by row, summed over all parameters."""
     total = torch.zeros(len(left[0]), len(right[0]), dtype=torch.float64, device=left[0].device)
     for a, b in zip(left, right, strict=True):
         total.addmm_(a.double().flatten(1), b.double().flatten(1).T)
@@ -139,7 +176,7 @@ def _products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Float64[Tensor
 
 
 class _Caller(nn.Module):
-    """Hands a batch to a model in the way that `call` decides."""
+    """Module that calls a model by `call`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -150,8 +187,17 @@ class _Caller(nn.Module):
 
 
 def empirical_ntk(net: nn.Module, params: Sequence[str] | None = None, *, memory: int | None = None) -> EmpiricalNTK:
-    """The tangent kernel of `net` as it is, over all parameters or those that `params` names (wildcards allowed).
+    """Return the empirical NTK of a model at its current parameters.
 
-    `memory` caps the bytes used, half of what is free by default; a job that cannot fit is refused before it starts.
+    Args:
+        net: The model; it is not changed.
+        params: Names of the parameters to differentiate, with wildcards; by default all.
+        memory: Limit in bytes, by default half of the free memory. A call that cannot fit raises an error first.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        LayerError: The model has no such parameters.
     """
     return EmpiricalNTK(net, params, memory=memory)

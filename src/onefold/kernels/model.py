@@ -1,229 +1,221 @@
-"""Looking inside a model that belongs to somebody else, and leaving it as it was."""
+"""Kernels on the features of a user's trained model, which stays unchanged."""
 
-import difflib
-import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node
-from torch.fx.graph import CodeGen
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+from torch.fx import GraphModule
+from torch.nn import functional as F  # noqa: N812
 
-from onefold.core.batches import batch_tensors, map_batch
+from onefold.core.arguments import check_integer
+from onefold.core.batches import batch_slices, batch_tensors
 from onefold.errors import InputError, LayerError
+from onefold.kernels.features import SLICE
+from onefold.kernels.layers import (
+    cut_program,
+    find_layer,
+    first_dense,
+    flattened,
+    is_program,
+    program_inputs,
+    run_model,
+    tap,
+    to_model,
+)
 from onefold.types import Batch, Model
 
-KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+MAX_WIDTH = 2**17
 
 
-@contextmanager
-def borrowed(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode again afterwards, whatever happens."""
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+def from_model(
+    net: Model,
+    layer: str | None = None,
+    width: int | None = 2048,
+    *,
+    normalise: bool = False,
+    seed: int = 0,
+    capturable: bool = False,
+) -> "ModelFeatures":
+    """Return the kernel of a trained model's features.
+
+    The features z go through a random ReLU layer, √(2/width) · relu(z R) with R ~ N(0, 1/D). As the width grows, the
+    kernel becomes the arc-cosine kernel of z. The model may take a tensor, a tuple of tensors or a dict. It is neither
+    moved nor changed, and it stays in its mode.
+
+    Args:
+        net: A `torch.nn.Module` or a `torch.export` program.
+        layer: Name of the layer that outputs the features. By default the features are the input of the dense head: of
+            the last `nn.Linear`, or of the first of several that follow convolutions.
+        width: Width of the random layer; None leaves it out.
+        normalise: Scale features to unit length.
+        seed: Seed of the random layer.
+        capturable: True if the model is on the GPU of the fit and its forward pass never waits for the host. A fit that
+            calls the model in every step is then several times faster.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        InputError: `net` is not a model, or `width` or `seed` is out of range.
+        LayerError: The model has no such layer.
+    """
+    _check_model(net)
+    width = None if width is None else check_integer(width, "width", 1, MAX_WIDTH)
+    settings = {"layer": layer, "width": width, "normalise": normalise, "seed": check_integer(seed, "seed", 0)}
+    if is_program(net):
+        return ModelFeatures(cut_program(net, layer), settings, capturable=capturable)
+    module = first_dense(net) if layer is None else find_layer(net, layer)
+    return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings, capturable=capturable)
 
 
-def call(net: nn.Module, x: Batch) -> Any:
-    """net(x), net(*x) or net(**x); a dict goes in whole where `forward` takes one argument of another name."""
-    if isinstance(x, Tensor):
-        return net(x)
-    if not isinstance(x, Mapping):
-        return net(*x)
-    parameters = inspect.signature(net.forward).parameters
-    name, kinds = next(iter(parameters), ""), {parameter.kind for parameter in parameters.values()}
-    any_key = inspect.Parameter.VAR_KEYWORD in kinds
-    if len(parameters) != 1 or name in x or any_key:
-        takes = {key: p.default is inspect.Parameter.empty for key, p in parameters.items() if p.kind in KEYWORDS}
-        _check_keys(f"{type(net).__name__}.forward", takes | (dict.fromkeys(x, False) if any_key else {}), x)
-        return net(**x)
-    try:
-        return net(x)
-    except (TypeError, AttributeError) as error:  # what a tensor's functions raise for a dict
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+def logits(net: Model) -> "ModelFeatures":
+    """Return the kernel of a model's outputs.
+
+    Args:
+        net: A `torch.nn.Module` or a `torch.export` program.
+
+    Returns:
+        A kernel with the model's outputs as its features.
+
+    Raises:
+        InputError: `net` is not a model.
+    """
+    _check_model(net)
+    settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
+    if is_program(net):
+        module = net.module()
+        assert isinstance(module, GraphModule)
+        return ModelFeatures(lambda x: flattened(module(*program_inputs(module, to_model(module, x)))), settings)
+    return ModelFeatures(lambda x: run_model(net, x), settings)
+
+
+class ModelFeatures:
+    """The kernel k(x, x′) = φ(x)ᵀφ(x′) with φ(x) = project(encode(x)): a model, then a fixed random layer.
+
+    `from_model` and `logits` make it. The model and these settings determine the kernel.
+
+    Args:
+        encoder: Function from a batch to the model's features [N, D].
+        settings: Arguments of `from_model`.
+        capturable: True if `encoder` can be part of a CUDA graph.
+    """
+
+    def __init__(self, encoder: Callable[[Any], Tensor], settings: dict[str, Any], *, capturable: bool = False) -> None:
+        self.capturable = capturable
+        self._encoder, self.settings, self.normalise = encoder, settings, settings["normalise"]
+        self._projection = None if settings["width"] is None else _RandomReLU(settings["width"], settings["seed"])
+
+    def __reduce__(self) -> NoReturn:
         raise InputError(
-            f"{type(net).__name__}.forward: failed on samples that are dicts with the keys {_listed(x)} ({reason}). "
-            f"If {name!r} is to be a tensor, give it the key {name!r}, and leave out the other keys."
-        ) from error
-
-
-def program_inputs(program: GraphModule, x: Batch) -> list[Tensor]:
-    """The tensors of a batch in the order in which an exported program takes them: by name where the names are its."""
-    takes = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-    if isinstance(x, Mapping) and (len(x) != len(takes) or set(x) == set(takes)):
-        _check_keys("the exported model", dict.fromkeys(takes, True), x)
-        return [x[key] for key in takes]
-    return batch_tensors(x)
-
-
-def _check_keys(name: str, takes: Mapping[str, bool], x: Mapping[str, Tensor]) -> None:
-    """Refuse keys that a model does not take, and the lack of those that it needs (True in `takes`)."""
-    extra = [key for key in x if key not in takes]
-    absent = [key for key, needed in takes.items() if needed and key not in x]
-    if extra or absent:
-        problems = [f"takes no {_listed(extra)}"] * bool(extra) + [f"needs {_listed(absent)}"] * bool(absent)
-        raise InputError(
-            f"{name}: {' and '.join(problems)}, the samples have the keys {_listed(x)}. "
-            "Give each sample the keys that the model takes, and no others."
+            "a kernel of a model cannot be pickled, nor can a detector on it. Use detector.save(path) and "
+            "onefold.load(path, model=…)."
         )
 
+    def __deepcopy__(self, memo: object) -> "ModelFeatures":
+        return self  # immutable, and the model belongs to the user
 
-def to_model(net: nn.Module, x: Batch) -> Batch:
-    """A copy of the batch on the model's device, floating-point tensors in the model's precision.
+    def encode(self, x: Batch) -> Float[Tensor, "n d"]:
+        """Return the model's features in float32, on the device of `x`.
 
-    A copy, because a model may work in place, and what it is shown is the user's data or the detector's memory.
-    """
-    first = next(net.parameters(), None)
-    if first is None:
-        return map_batch(lambda t: t.clone(), x)
-    return map_batch(lambda t: t.to(first.device, first.dtype if t.is_floating_point() else None, copy=True), x)
+        Args:
+            x: Inputs.
+
+        Returns:
+            Features [N, D].
+        """
+        return self._encoder(x).to(batch_tensors(x)[0].device, torch.float32)
+
+    def project(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
+        """Return φ(x) of encoded inputs.
+
+        Args:
+            z: Features from `encode`.
+
+        Returns:
+            Features [N, width].
+        """
+        z = z if self._projection is None else self._projection(z)
+        return F.normalize(z, dim=1) if self.normalise else z
+
+    def scale(self, z: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """Return k(x, x) of encoded inputs, for the random layer in the limit of infinite width: ‖z‖²/D.
+
+        Args:
+            z: Features from `encode`.
+
+        Returns:
+            Diagonal of the kernel matrix, [N].
+        """
+        if self.normalise:
+            return torch.ones_like(z[:, 0])
+        return z.square().sum(1) if self._projection is None else z.square().mean(1)
+
+    def features(self, x: Batch) -> Float[Tensor, "n width"]:
+        """Return φ(x).
+
+        Args:
+            x: Inputs.
+
+        Returns:
+            Features [N, width].
+        """
+        return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
+
+    def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:
+        """Return k(x1_i, x2_j) for every pair.
+
+        Args:
+            x1: N1 inputs.
+            x2: N2 inputs.
+
+        Returns:
+            Kernel matrix [N1, N2].
+        """
+        return self.features(x1) @ self.features(x2).T
+
+    def diag(self, x: Batch) -> Float[Tensor, " n"]:
+        """Return k(x_i, x_i).
+
+        Args:
+            x: N inputs.
+
+        Returns:
+            Diagonal of the kernel matrix, [N].
+        """
+        return self.features(x).square().sum(1)
 
 
-def find_layer(net: nn.Module, name: str) -> nn.Module:
-    """The submodule of that name, or an error that names the nearest ones."""
-    name = str(name)
-    layers = {known: module for known, module in net.named_modules() if known}
-    if name not in layers:
-        near = difflib.get_close_matches(name, layers, n=3, cutoff=0.3) or list(layers)[-3:]
-        hint = f"did you mean {', '.join(map(repr, near))}?" if near else "it has no named layers at all"
-        raise LayerError(f"{type(net).__name__} has no layer {name!r}: {hint}", argument="layer")
-    return layers[name]
+def _check_model(net: object) -> None:
+    if isinstance(net, nn.Module) or is_program(net):
+        return
+    name = type(net).__name__
+    if hasattr(net, "features") and callable(net):
+        raise InputError(f"the model is a kernel already ({name}). Pass it to the detector as it is.")
+    module = type(net).__module__.partition(".")[0]
+    hint = {
+        "sklearn": "Fit the detector on what its transform() returns, or use onefold.sklearn.OnefoldDetector.",
+        "keras": "Fit the detector on the features that it predicts.",
+    }.get(module, "Pass a torch.nn.Module or a torch.export program.")
+    raise InputError(f"the model is not a PyTorch model ({name}). {hint}")
 
 
-def last_linear(net: nn.Module) -> nn.Module:
-    """The dense layer that was registered last: the head of most models."""
-    linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise LayerError(
-            f"{type(net).__name__} has no nn.Linear layer", argument="layer", hint="Name the layer whose output to use."
-        )
-    return linear[-1]
+class _RandomReLU:
+    """Fixed random ReLU layer; its weights are drawn from the seed at the first call."""
 
+    def __init__(self, width: int, seed: int) -> None:
+        self._width, self._seed = width, seed
+        self._matrix: Tensor | None = None
 
-def first_dense(net: nn.Module) -> nn.Module:
-    """Where a model's features end and its head begins: the last nn.Linear, or after convolutions the first of several.
-
-    Dense layers behind a convolutional trunk forget what the task does not need; the trunk still knows.
-    """
-    weighted = [m for m in net.modules() if not list(m.children()) and next(m.parameters(), None) is not None]
-    head = [last_linear(net)]
-    before = weighted[: weighted.index(head[0])]
-    while before and isinstance(before[-1], nn.Linear):
-        head.append(before.pop())
-    convolutional = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    return head[-1] if before and isinstance(before[-1], convolutional) else head[0]
-
-
-def is_program(model: Model) -> bool:
-    """Return True for a torch.export program. torch.export takes long to load, and whoever made one has loaded it."""
-    export = sys.modules.get("torch.export")
-    return export is not None and isinstance(model, export.ExportedProgram)
-
-
-def cut_program(program: Model, layer: str | None) -> Callable[[Any], Tensor]:
-    """An exported program up to what enters its last dense layer, or up to the output of the layer of that name."""
-    graph_module = program.module()
-    assert isinstance(graph_module, GraphModule)
-    nodes = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    if layer is None:
-        dense = [node for node in nodes if str(node.target).startswith(("aten.linear", "aten.addmm"))]
-        if not dense:
+    def __call__(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
+        if self._matrix is None:
+            generator = Generator().manual_seed(self._seed)
+            self._matrix = torch.randn(z.shape[1], self._width, generator=generator) / math.sqrt(z.shape[1])
+        if len(self._matrix) != z.shape[1]:
             raise LayerError(
-                "the exported model has no dense layer", argument="layer", hint="Name the layer whose output to use."
+                f"the layer gave {z.shape[1]} features, {len(self._matrix)} before. Name a layer of fixed size."
             )
-        found = dense[-1].args[1 if "addmm" in str(dense[-1].target) else 0]
-    else:
-        inside = [node for node in nodes if _belongs(node, layer)]
-        if not inside:
-            known = sorted({path for node in nodes for path in _paths(node)} - {""})
-            near = difflib.get_close_matches(layer, known, n=3, cutoff=0.3) or known[-3:]
-            raise LayerError(f"the exported model has no layer {layer!r}: did you mean {', '.join(map(repr, near))}?")
-        found = inside[-1]
-    output = next(node for node in graph_module.graph.nodes if node.op == "output")
-    output.args = (found,)
-    graph_module.graph.set_codegen(CodeGen())
-    graph_module.graph.eliminate_dead_code()
-    graph_module.recompile()
-
-    def encode(x: Batch) -> Tensor:
-        with torch.no_grad():
-            return graph_module(*program_inputs(graph_module, to_model(graph_module, x))).flatten(1)
-
-    return encode
-
-
-def _paths(node: Node) -> list[str]:
-    """Names of the modules that a node of an exported graph was made in."""
-    return [
-        path.removeprefix("L['self'].").removeprefix("L__self___")
-        for path, _ in node.meta.get("nn_module_stack", {}).values()
-    ]
-
-
-def _belongs(node: Node, layer: str) -> bool:
-    return any(path == layer for path in _paths(node))
-
-
-def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:
-    """What goes into `layer` (`before`) or comes out of it when `net` runs on `x`, as rows [N, D]."""
-    seen: list[Tensor] = []
-
-    def keep(value: Any) -> None:
-        tensor = _first_tensor(value)
-        seen[:] = [] if tensor is None else [tensor.detach().clone()]  # the next layer may work in place
-
-    def keep_input(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        keep(args)
-
-    def keep_output(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        keep(output)
-
-    hook = layer.register_forward_pre_hook(keep_input) if before else layer.register_forward_hook(keep_output)
-    try:
-        with borrowed(net), torch.no_grad():
-            call(net, to_model(net, x))
-    finally:
-        hook.remove()
-    if not seen:
-        raise LayerError(f"the layer {type(layer).__name__} gave no tensor when {type(net).__name__} ran")
-    value = seen[0]
-    count = batch_tensors(x)[0].shape[0]  # not len(): while a model is exported, this is a symbol
-    if value.ndim < 2 or value.shape[0] != count:
-        raise LayerError(
-            f"the layer {type(layer).__name__} gave a tensor of shape {tuple(value.shape)} for {count} "
-            "samples: name a layer whose first axis counts samples"
-        )
-    return value.flatten(1)
-
-
-@torch.no_grad()
-def run_model(net: nn.Module, x: Batch) -> Tensor:
-    """What `net` gives out in evaluation mode, as rows [N, D]."""
-    with borrowed(net):
-        return flattened(call(net, to_model(net, x)))
-
-
-def flattened(output: Any) -> Tensor:
-    """The first tensor of a model's output, as rows."""
-    value = _first_tensor(output)
-    if value is None or value.ndim < 2:
-        raise LayerError("the model gives out no rows of numbers, one for each sample")
-    return value.flatten(1)
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for item in items if (found := _first_tensor(item)) is not None), None)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
+        self._matrix = self._matrix.to(z.device)
+        return F.relu(z @ self._matrix) * math.sqrt(2 / self._width)

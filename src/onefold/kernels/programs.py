@@ -1,4 +1,4 @@
-"""Trained models of the user's own, from files that torch.export.save wrote."""
+"""Users' trained models, from files that torch.export.save wrote."""
 
 import logging
 from collections.abc import Sequence
@@ -11,38 +11,38 @@ from onefold.inputs.reader import Prepare, Reader
 from onefold.types import Model
 
 
-def program(path: Path) -> Model:
-    """A user's own exported model; such a file can hold code, so it is only read when it is named."""
+def load_program(path: Path) -> Model:
+    """Return the exported model in a file. The file can contain code, so load only files that the user names."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
-    import torch.export  # takes long to load
+    import torch.export  # loads slowly
 
-    chatter = logging.getLogger("torch.export")
-    level = chatter.level
-    chatter.setLevel(logging.CRITICAL)  # torch logs a page about every file that it cannot read
+    export_logger = logging.getLogger("torch.export")
+    level = export_logger.level
+    export_logger.setLevel(logging.CRITICAL)  # torch logs a page about every unreadable file
     try:
-        found = torch.export.load(path)
-    except Exception as error:  # whatever is wrong with it
+        net = torch.export.load(path)
+    except Exception as error:  # any error means that the file is unreadable
         raise InputError(f"{path}: not a model that torch.export.save wrote ({type(error).__name__})") from None
     finally:
-        chatter.setLevel(level)
-    sizes = [shape[0] for shape in _input_shapes(found) if len(shape)]
+        export_logger.setLevel(level)
+    sizes = [shape[0] for shape in _input_shapes(net) if len(shape)]
     if any(isinstance(size, int) for size in sizes):
         raise InputError(
             f"{path}: takes batches of {sizes[0]} only: export it with a free batch size, "
             'torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))'
         )
-    return found
+    return net
 
 
 def _input_shapes(net: Model) -> list[Sequence[Any]]:
-    """The shapes of what a model takes; a size that is free is a symbol."""
+    """Return the shapes of a model's inputs; a dynamic size is a symbol."""
     inputs = set(net.graph_signature.user_inputs)
     return [node.meta["val"].shape for node in net.graph.nodes if node.name in inputs and "val" in node.meta]
 
 
 def picture_for(net: Model) -> Picture | None:
-    """The size that images of a folder are brought to for a model, if it takes images of one size."""
+    """Return the size of the images that a model takes, or None if it takes images of any size or other data."""
     shapes = [shape[1:] for shape in _input_shapes(net) if len(shape) == 4]
     if len(shapes) != 1 or not all(isinstance(size, int) for size in shapes[0]) or shapes[0][0] not in (1, 3):
         return None
@@ -50,8 +50,8 @@ def picture_for(net: Model) -> Picture | None:
     return Picture(height, width, channels)
 
 
-def check_takes(path: Path, kernel: Any, source: Source, name: str) -> None:
-    """A model must take the data, which is better known before all of it is read."""
+def check_accepts(path: Path, kernel: Any, source: Source, name: str) -> None:
+    """Raise InputError if a model does not take the first samples of a source."""
     first = next(source.batches(2))
     reader = Reader.infer(first, form_of(source), as_given=True)
     batch = Prepare(reader)(reader.check(first, name))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ def side_by_side(functions: Sequence[Callable[[], Any]], device: torch.device) -
     A captured graph runs them concurrently, so that small kernels fill the GPU together.
     """
     if device.type != "cuda" or len(functions) == 1 or torch.compiler.is_compiling():
-        return [function() for function in functions]
+        return list(map(operator.call, functions))
     main, results = torch.cuda.current_stream(device), []
     streams = [main, *_streams(device, len(functions) - 1)]
     for stream, function in zip(streams, functions, strict=True):

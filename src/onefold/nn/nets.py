@@ -83,6 +83,8 @@ class Entry(nn.Conv2d):
         super().__init__(inputs, outputs, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k h w"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not x.is_cuda:
+            return super().forward(x)
         return F.conv2d(*_pad_channels(x, self.weight), self.bias, padding=1)
 
 

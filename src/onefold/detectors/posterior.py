@@ -1,4 +1,4 @@
-"""Networks drawn from a Bayesian posterior: what that is, which minibatches come when, and the chain through it."""
+"""The Bayesian posterior of a classifier's weights, and a Markov chain that samples it."""
 
 import contextlib
 import copy
@@ -14,8 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.detectors import _langevin
-from onefold.detectors._classifier import Augmentation, augmented
+from onefold.core.storage import under_prefix, with_prefix
+from onefold.detectors import langevin
+from onefold.detectors.classifier import Augmentation, make_augmentation
 from onefold.errors import MissingExtraError, TrainingError
 from onefold.inputs.samples import TrainData
 from onefold.nn.augment import UNIFORMS
@@ -29,70 +30,71 @@ Step: TypeAlias = Callable[[], Any]
 
 
 def prior_variances(tower: MLP | Impala) -> list[float]:
-    """Of the independent normals that the weights come from, parameter by parameter.
+    """Return the variance of the normal prior of each parameter.
 
-    2/fan_in for hidden layers and 1/fan_in for the head, as orthogonal weights have them in layers that do not widen;
-    1 for biases.
+    It is 2/fan_in for hidden layers, 1/fan_in for the head, and 1 for biases. Orthogonal weights have these variances
+    in layers that do not widen.
     """
     layers = [module for module in tower.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     return [v for layer in layers for v in ((1 if layer is tower.head else 2) / layer.weight[0].numel(), 1.0)]
 
 
 class Posterior:
-    """U(θ) = −log p(y|x, θ) − log p(θ) of a classifier, up to a constant, where θ holds all its weights in a row.
+    """Potential U(θ) = −log p(y|x, θ) − log p(θ) of a classifier, up to a constant; θ is the vector of all weights.
 
-    Gradients are in float32. What is summed over all data is summed in float64, of the network's float32 logits.
+    Gradients are in float32. Sums over all data are in float64, from float32 logits.
     """
 
     def __init__(
         self,
         first: nn.Module,
         tower: MLP | Impala,
-        learned: TrainData,
+        data: TrainData,
         labels: Tensor,
         batch: int,
         augment: Augmentation,
     ) -> None:
-        self.samples, self.labels, self.count = learned.samples, labels, len(learned.samples)
+        self.samples, self.labels, self.count = data.samples, labels, len(data.samples)
         self.net = nn.Sequential(first, tower)
         named = dict(self.net.named_parameters())
         self.shapes = {name: p.shape for name, p in named.items()}
         self.start = torch.cat([p.detach().reshape(-1) for p in named.values()])
         variances = zip(named.values(), prior_variances(tower), strict=True)
         self.precision = torch.cat([torch.full((p.numel(),), 1 / v) for p, v in variances]).to(self.start)
-        self.change = augmented(learned.reader, augment)
+        self.augmentation = make_augmentation(data.reader, augment)
         self.index = torch.zeros(min(batch, self.count), dtype=torch.int64, device=labels.device)
-        self.uniforms = torch.zeros(len(self.index), UNIFORMS if self.change else 0, device=labels.device)
-        self.at_once = learned.reader.batch_size * (8 if labels.is_cuda else 1)
+        self.uniforms = torch.zeros(len(self.index), UNIFORMS if self.augmentation else 0, device=labels.device)
+        self.at_once = data.reader.batch_size * (8 if labels.is_cuda else 1)
 
-    def choose(self, index: Int[Tensor, " batch"], generator: Generator) -> None:
-        """The minibatch that `potential` is of from now on, augmented at random."""
+    def set_batch(self, index: Int[Tensor, " batch"], generator: Generator) -> None:
+        """Set the minibatch of `potential`, with a new random augmentation."""
         self.index.copy_(index)
         self.uniforms.uniform_(generator=generator)
 
     def logits(self, theta: Float[Tensor, " d"], x: Any) -> Float[Tensor, "n classes"]:
+        """Return the logits of the network with these weights."""
         parts = theta.split([shape.numel() for shape in self.shapes.values()])
         weights = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         return functional_call(self.net, weights, (x,))
 
     def network(self, theta: Float[Tensor, " d"]) -> nn.Module:
-        """A network of its own with these weights."""
+        """Return a separate network with these weights."""
         net = copy.deepcopy(self.net).requires_grad_(False)
         for p, part in zip(net.parameters(), theta.split([p.numel() for p in net.parameters()]), strict=True):
             p.copy_(part.view(p.shape))
         return net
 
     def potential(self, parameters: Sequence[Float[Tensor, " d"]], _: Any = None) -> Float[Tensor, ""]:
-        """U_b = N/|b| Σ −log p(y|x, θ) + ½ Σ θ²/variance."""
+        """Return U_b = N/|b| Σ −log p(y|x, θ) + ½ Σ θ²/variance of the minibatch."""
         (theta,) = parameters
         x = self.samples[self.index]
-        logits = self.logits(theta, x if self.change is None else self.change(x, self.uniforms))
+        logits = self.logits(theta, x if self.augmentation is None else self.augmentation(x, self.uniforms))
         misfit = F.cross_entropy(logits, self.labels[self.index])
         return self.count * misfit + (theta.square() * self.precision).sum() / 2
 
     @torch.no_grad()
-    def whole(self, theta: Float[Tensor, " d"]) -> Float64[Tensor, ""]:
-        """U of all data as they are, without augmentation."""
+    def full_potential(self, theta: Float[Tensor, " d"]) -> Float64[Tensor, ""]:
+        """Return U of all data, without augmentation."""
         total = (theta.double().square() * self.precision).sum() / 2
         for index in torch.arange(self.count, device=self.labels.device).split(self.at_once):
             logits = self.logits(theta, self.samples[index]).double()
@@ -100,21 +102,22 @@ class Posterior:
         return total
 
 
-def there_and_back(count: int, batch: int, length: int, generator: Generator) -> Int[Tensor, "length batch"]:
-    """Which samples are in which minibatch of a trajectory: random arrangements of all data, and the same way back.
+def palindromic_batches(count: int, batch: int, length: int, generator: Generator) -> Int[Tensor, "length batch"]:
+    """Return the rows of each minibatch of a trajectory: random permutations of all data, then their reverse.
 
-    The minibatches of one arrangement are disjoint. The sequence is its own reverse, which the correction needs.
+    The minibatches of one permutation are disjoint. The sequence equals its own reverse, as the Metropolis correction
+    requires.
     """
     each, half = count // batch, -(-length // 2)
     device = generator.device
     orders = [torch.randperm(count, generator=generator, device=device) for _ in range(-(-half // each))]
-    there = torch.cat([order[: each * batch].view(each, batch) for order in orders])[:half]
-    return torch.cat([there, there[: length - half].flip(0)])
+    forward = torch.cat([order[: each * batch].view(each, batch) for order in orders])[:half]
+    return torch.cat([forward, forward[: length - half].flip(0)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Trajectories that are judged by nobody, those that leave a sample, and the steps of each."""
+class ChainSchedule:
+    """Number of trajectories without and with a sample, steps per trajectory, and whether a Metropolis step follows."""
 
     burn_in: int
     samples: int
@@ -122,36 +125,36 @@ class Schedule:
     corrected: bool
 
 
-class Sampling:
-    """A chain of networks, one `Update` for every trajectory; its loss is the potential a sample. Iterate it once.
+class ChainSampler:
+    """Markov chain of networks. Iterating it yields one `Update` per trajectory: the potential divided by N.
 
-    The learning rate falls linearly from trajectory to trajectory. On a GPU a step is captured as a graph and replayed.
+    Iterate it once. The learning rate falls linearly from trajectory to trajectory. On a GPU a step is a CUDA graph.
     """
 
     def __init__(
-        self, posterior: Posterior, schedule: Schedule, sampler: Sampler, dynamics: _langevin.Dynamics, seed: int
+        self, posterior: Posterior, schedule: ChainSchedule, sampler: Sampler, dynamics: langevin.Dynamics, seed: int
     ) -> None:
         self.posterior, self.schedule, self.sampler, self.dynamics = posterior, schedule, sampler, dynamics
         self.device = posterior.start.device
         self.generator = Generator(self.device).manual_seed(seed)
         theta = posterior.start.clone().requires_grad_()
-        self.theta = theta.detach()  # the same numbers
+        self.theta = theta.detach()  # shares its memory
         with exact_float32(), tune_cudnn():
-            potential = posterior.whole(self.theta)
-        self.chain = _langevin.init([theta], potential, dynamics, self.generator)
+            potential = posterior.full_potential(self.theta)
+        self.chain = langevin.init([theta], potential, dynamics, self.generator)
         self.members = torch.zeros(schedule.samples, len(theta), device=self.device)
         self.accepted = torch.zeros((), dtype=torch.int64, device=self.device)
         self.done = 0
-        self._library = _posteriors() if sampler == "baoa" else None
+        self._library = _import_baoa() if sampler == "baoa" else None
 
     @property
     def steps(self) -> int:
-        """How many trajectories there are."""
+        """Number of trajectories."""
         return self.schedule.burn_in + self.schedule.samples
 
     @property
     def acceptance(self) -> float:
-        """The share of judged trajectories that were accepted, or −1 where none are judged."""
+        """Share of trajectories that the Metropolis step accepted; −1 without correction."""
         return float(self.accepted) / self.schedule.samples if self.schedule.corrected else -1.0
 
     def __iter__(self) -> Iterator[Update]:
@@ -159,50 +162,52 @@ class Sampling:
         if self.device.type == "cuda" and self.posterior.samples.in_memory:
             step = replayed(step, self.device, [self.generator])
         while self.done < self.steps:
-            with exact_float32(), tune_cudnn(), self._others_randomness():
-                self._walk(step)
-                end = self.posterior.whole(self.theta)
+            with exact_float32(), tune_cudnn(), self._seeded_global_rng():
+                self._run_trajectory(step)
+                end = self.posterior.full_potential(self.theta)
             sample = self.done - self.schedule.burn_in
             if self.schedule.corrected and sample >= 0:
-                self.accepted += _langevin.finish(self.chain, end, self.dynamics, self.generator).accepted
+                self.accepted += langevin.finish(self.chain, end, self.dynamics, self.generator).accepted
             elif end.isfinite():
                 self.chain.potential.copy_(end)
             else:
-                raise TrainingError(f"the chain ran off at learning rate {self.dynamics.lr:g}; use a smaller one")
+                raise TrainingError(f"the chain diverged at learning rate {self.dynamics.lr:g}. Use a smaller one.")
             if sample >= 0:
                 self.members[sample].copy_(self.theta)
             self.done += 1
             yield Update(self.done, self.chain.potential / self.posterior.count)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next trajectory depends on, and what the ones before have left."""
-        known = self.members[: max(0, self.done - self.schedule.burn_in)]
-        tensors = {"done": torch.tensor(self.done), "accepted": self.accepted, "members": known}
-        return tensors | {f"chain.{name}": t for name, t in _langevin.kept(self.chain, self.generator).items()}
+        """Return every tensor that the next trajectory depends on, and the networks so far."""
+        members = self.members[: max(0, self.done - self.schedule.burn_in)]
+        tensors = {"done": torch.tensor(self.done), "accepted": self.accepted, "members": members}
+        return tensors | with_prefix("chain", langevin.state_tensors(self.chain, self.generator))
 
     def restore(self, tensors: dict[str, Tensor], /) -> None:
-        """Go on from `state()` of a chain of the same form."""
+        """Resume from the `state()` of a chain with the same shapes."""
         self.done = int(tensors["done"])
         self.accepted.copy_(tensors["accepted"])
         self.members[: len(tensors["members"])] = tensors["members"].to(self.device)
-        chain = {name.removeprefix("chain."): t for name, t in tensors.items() if name.startswith("chain.")}
-        _langevin.restore(self.chain, self.generator, chain)
+        langevin.restore(self.chain, self.generator, under_prefix("chain", tensors))
 
-    def _walk(self, step: Step) -> None:
-        """One trajectory."""
-        posterior, over = self.posterior, self.done / self.steps
-        first, *others = there_and_back(posterior.count, len(posterior.index), self.schedule.steps + 1, self.generator)
-        posterior.choose(first, self.generator)
-        _langevin.begin(self.chain, None, posterior.potential, self.dynamics.step_size(over))
+    def _run_trajectory(self, step: Step) -> None:
+        """Run one trajectory."""
+        posterior, progress = self.posterior, self.done / self.steps
+        first, *others = palindromic_batches(
+            posterior.count, len(posterior.index), self.schedule.steps + 1, self.generator
+        )
+        posterior.set_batch(first, self.generator)
+        langevin.begin(self.chain, None, posterior.potential, self.dynamics.step_size(progress))
         for index in others:
-            posterior.choose(index, self.generator)
+            posterior.set_batch(index, self.generator)
             step()
 
     def _obabo(self) -> None:
-        _langevin.update(self.chain, None, self.posterior.potential, self.dynamics, self.generator)
+        """Run one step of the corrected sampler."""
+        langevin.update(self.chain, None, self.posterior.potential, self.dynamics, self.generator)
 
     def _baoa(self) -> None:
-        """One step of the package's own, with its friction so that the same share of momentum is kept."""
+        """Run one step of posteriors' sampler, with the friction that keeps the same share of momentum."""
         assert self._library is not None
         chain, momentum = self.chain, self.dynamics.momentum
         friction = -math.log(momentum) if momentum > 0 else math.inf
@@ -217,24 +222,24 @@ class Sampling:
         return -self.posterior.potential([theta]), torch.zeros(())
 
     @contextlib.contextmanager
-    def _others_randomness(self) -> Iterator[None]:
-        """The package draws from torch's global generator: seed it from ours, and leave it as it was. It also warns."""
+    def _seeded_global_rng(self) -> Iterator[None]:
+        """Seed torch's global generator, which posteriors draws from, and restore it; suppress warnings."""
         if self.sampler == "obabo":
             yield
             return
         on_gpu = self.device.type == "cuda"
-        theirs = torch.cuda.default_generators[self.device.index or 0] if on_gpu else torch.default_generator
-        before = theirs.get_state()
-        theirs.manual_seed(int(torch.randint(2**62, (), generator=self.generator, device=self.device)))
+        global_generator = torch.cuda.default_generators[self.device.index or 0] if on_gpu else torch.default_generator
+        before = global_generator.get_state()
+        global_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator, device=self.device)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:
-            theirs.set_state(before)
+            global_generator.set_state(before)
 
 
-def _posteriors() -> Any:
+def _import_baoa() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

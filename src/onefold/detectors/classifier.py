@@ -1,4 +1,4 @@
-"""How the labelled methods learn: targets, augmented minibatches, and networks that train side by side."""
+"""Training of methods with labels: targets, augmented minibatches, and several networks at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,12 +31,12 @@ CROPS = Chain(
 CHAINS: dict[str, Chain | None] = {
     "none": None,
     "crops": CROPS,  # zoom 1.0 to 1.3
-    "flips": replace(CROPS, flip_horizontal=0.5, flip_vertical=0.5),  # the paper's, for all its classifiers
+    "flips": replace(CROPS, flip_horizontal=0.5, flip_vertical=0.5),  # of all classifiers in the paper
 }
 
 
 class Targets(NamedTuple):
-    """Class labels as int64 [N], or standardised real targets [N, outputs] with what they were standardised by."""
+    """Class labels as int64 [N], or standardised real targets [N, outputs] with their shift and scale."""
 
     values: Tensor
     outputs: int
@@ -45,64 +45,69 @@ class Targets(NamedTuple):
     scale: Tensor
 
 
-def targets_of(x: ArrayLike, y: ArrayLike | None, n: int, task: Task, device: torch.device) -> Targets:
-    """What to learn: whole numbers 0, 1, 2 … are classes unless task="regression"; a Dataset brings its own."""
+def make_targets(x: ArrayLike, y: ArrayLike | None, n: int, task: Task, device: torch.device) -> Targets:
+    """Return the targets in `y`, or those of the Dataset `x`.
+
+    With task="auto", whole numbers 0, 1, 2 … are classes and other numbers are real targets.
+    """
     if isinstance(x, DataLoader) and LoaderSource(x).shuffles:
         raise InputError(
             "x: the DataLoader shuffles, so labels cannot be matched with samples. Pass its data set, or a DataLoader "
             "with shuffle=False: the training shuffles by itself."
         )
-    given = as_tensor(_labels_of(x) if y is None else y, "y")
-    fractions = given.is_floating_point() and not torch.equal(given, given.round())
+    labels = as_tensor(_read_labels(x) if y is None else y, "y")
+    fractions = labels.is_floating_point() and not torch.equal(labels, labels.round())
     if task == "regression" or (task == "auto" and fractions):
-        values = given.float().reshape(len(given), -1)
+        values = labels.float().reshape(len(labels), -1)
         if len(values) != n or not values.isfinite().all():
-            raise InputError(f"y has shape {tuple(given.shape)}: a finite target for each of the {n} samples is needed")
+            raise InputError(
+                f"y has shape {tuple(labels.shape)}: a finite target for each of the {n} samples is needed"
+            )
         values = values.to(device)
         shift, scale = values.mean(0), values.std(0, correction=0).clamp(min=1e-12)
         return Targets((values - shift) / scale, values.shape[1], True, shift, scale)
-    labels = as_labels(given, n).to(device)
-    outputs = int(labels.max()) + 1
-    return Targets(labels, outputs, False, torch.zeros(outputs, device=device), torch.ones(outputs, device=device))
+    classes = as_labels(labels, n).to(device)
+    outputs = int(classes.max()) + 1
+    return Targets(classes, outputs, False, torch.zeros(outputs, device=device), torch.ones(outputs, device=device))
 
 
-def _labels_of(x: ArrayLike) -> Tensor:
+def _read_labels(x: ArrayLike) -> Tensor:
     labels = getattr(open_source(x), "labels", lambda: None)()
     if labels is None:
-        raise InputError("this method learns from labels: call fit(x, y), or give a Dataset of pairs (x, y)")
+        raise InputError("y: this method needs labels. Call fit(x, y), or pass a Dataset of pairs (x, y).")
     return labels
 
 
 def check_augmentation(kind: Augmentation) -> Augmentation:
-    """Return the name of an augmentation, if there is one of that name."""
+    """Return the name of an augmentation if it exists."""
     return check_choice(kind, "augment", tuple(CHAINS))
 
 
-def augmented(reader: Reader, kind: Augmentation) -> Callable[[Any, Tensor], Any] | None:
-    """(x, uniforms [N, 14]) -> x through the augmentation of that kind, or None where there is none."""
+def make_augmentation(reader: Reader, kind: Augmentation) -> Callable[[Any, Tensor], Any] | None:
+    """Return the function (x, uniforms [N, 14]) -> augmented x, or None for "none"."""
     chain = CHAINS[kind]
     if chain is None:
         return None
     if not reader.may_be_pictures:
         raise InputError(f"augment={kind!r} is for images; use augment='none' for other data")
 
-    def changed(x: Tensor, uniforms: Tensor) -> Tensor:
-        if x.ndim == 3:  # grey images without an axis for it
+    def apply(x: Tensor, uniforms: Tensor) -> Tensor:
+        if x.ndim == 3:  # grey images without a channel axis
             return augment(x[:, None], uniforms, chain, reader.low, reader.high)[:, 0]
         return augment(x, uniforms, chain, reader.low, reader.high)
 
-    return changed
+    return apply
 
 
-def loss_of(found: Tensor, wanted: Tensor, *, regression: bool) -> Tensor:
-    """Cross-entropy of logits, or the mean squared error of standardised values."""
-    return F.mse_loss(found, wanted) if regression else F.cross_entropy(found, wanted)
+def supervised_loss(outputs: Tensor, targets: Tensor, *, regression: bool) -> Tensor:
+    """Return the cross-entropy of logits, or the mean squared error of standardised values."""
+    return F.mse_loss(outputs, targets) if regression else F.cross_entropy(outputs, targets)
 
 
-def train_together(
+def train_networks(
     forwards: Sequence[Callable[[Any, Tensor], Tensor]],
     parameters: Sequence[nn.Parameter],
-    learned: TrainData,
+    data: TrainData,
     targets: Targets,
     recipe: Recipe,
     *,
@@ -114,25 +119,25 @@ def train_together(
     checkpoint: str | Path | None,
     progress: bool | None,
 ) -> None:
-    """Train networks, each on its own minibatches: on a GPU side by side in one graph.
+    """Train several networks, each on minibatches of its own; on a GPU they run concurrently.
 
-    `forwards` map samples and `extra_uniforms` random numbers a sample to logits or values.
+    `forwards` are functions from samples and `extra_uniforms` random numbers per sample to logits or values.
     """
-    change, count = augmented(learned.reader, augment), len(learned.samples)
-    needed = (UNIFORMS if change else 0) + extra_uniforms
+    augmentation, count = make_augmentation(data.reader, augment), len(data.samples)
+    width = (UNIFORMS if augmentation else 0) + extra_uniforms  # uniforms per sample and network
 
     def loss_for(i: int, forward: Callable[[Any, Tensor], Tensor]) -> Loss:
         def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
-            index, own = integers[:, i] % count, uniforms[:, i * needed : (i + 1) * needed]
-            x = learned.samples[index]
-            if change is not None:
-                x, own = change(x, own[:, :UNIFORMS]), own[:, UNIFORMS:]
-            return loss_of(forward(x, own), targets.values[index], regression=targets.regression)
+            index, draws = integers[:, i] % count, uniforms[:, i * width : (i + 1) * width]
+            x = data.samples[index]
+            if augmentation is not None:
+                x, draws = augmentation(x, draws[:, :UNIFORMS]), draws[:, UNIFORMS:]
+            return supervised_loss(forward(x, draws), targets.values[index], regression=targets.regression)
 
         return loss
 
     losses = [loss_for(i, forward) for i, forward in enumerate(forwards)]
-    draws = Draws(recipe.batch, len(losses), len(losses) * needed, seed, targets.values.device)
-    training = Training(parameters, losses, recipe, draws, captured=learned.samples.in_memory, bf16=True)
-    identity = [settings, targets.values, *named(learned.reservoir.samples).values()]
+    draws = Draws(recipe.batch, len(losses), len(losses) * width, seed, targets.values.device)
+    training = Training(parameters, losses, recipe, draws, captured=data.samples.in_memory, bf16=True)
+    identity = [settings, targets.values, *named(data.reservoir.samples).values()]
     run(training, label, checkpoint=checkpoint, identity=identity, show=progress)

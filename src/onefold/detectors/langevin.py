@@ -3,28 +3,29 @@
 Samples θ from exp(−U(θ)/T), U(θ) = −log p(D|θ) − log p(θ), through momenta m of the law N(0, T). A step is O B A B O:
 
     O   m ← √a m + √((1 − a)T) ξ        half a refreshment; a = exp(−γh) is the share of m that a whole step keeps
-    B   m ← m − (h/2) ∇U_b(θ)           half a kick, by minibatch b
+    B   m ← m − (h/2) ∇U_b(θ)           half a kick, with minibatch b
     A   θ ← θ + h m                     the drift, with h = √(lr/N)
 
 A trajectory of k steps is accepted with probability min(1, exp(−ΔE/T)), where ΔE = U(θₖ) − U(θ₀) + Σ ΔK: U is that of
-all data, and ΔK a step's change of ½|m|² over its B A B. Refreshments leave N(0, T) alone, each balanced with its own
-reverse, and do not enter. A rejected trajectory ends where it began, with its momentum turned round.
+all data, and ΔK a step's change of ½|m|² over its B A B. Refreshments preserve N(0, T) and are reversible on their
+own, so they do not enter. After a rejected trajectory the chain is at its start again, with the momentum negated.
 
-Which minibatch kicks when: B A B shears, whatever function of θ the gradient is, so it keeps volumes and runs backwards
-with its two gradients exchanged. The correction is exact if a trajectory's gradients are as likely to come in the
-reverse order, independently of what was before. That allows two forms:
+Order of minibatches: B A B is a composition of shears for any gradient function of θ, so it preserves volume, and its
+inverse is the same step with its two gradients exchanged. The correction is exact if the reverse order of a
+trajectory's gradients is as likely as the order itself, independently of the past. That allows two forms:
 
 - One gradient a step, at its end, which also opens the next step: `begin` with minibatch 0, then `update` with 1 … k.
-  Minibatches are drawn independently or as a random arrangement of disjoint ones. Gradients of all data at both ends
-  are as good. Two minibatches in one step do no harm: the sequence b₀ … bₖ is reversed, not the single step.
+  Minibatches are drawn independently or as a random permutation of disjoint ones. Gradients of all data at both ends
+  are also exact. A step may have two minibatches: the sequence b₀ … bₖ is reversed, not the single step.
 - One minibatch for both kicks of a step: `reopen` with it before `update` with it. Every step is reversible by itself,
-  at two gradients a step. It is no more exact and no less noisy: either way a minibatch gives one whole kick in all.
+  at two gradients per step. It is neither more exact nor less noisy: in both forms a minibatch gives one whole kick.
 
-Several chains run side by side if all parameters and potentials have a first axis for them; each has its own verdict.
+Several chains run in parallel if all parameters and potentials have a first axis for them; each is accepted or
+rejected separately.
 
-Nothing here waits for the device, and state is updated in place, so that a step can be captured as a CUDA graph:
-`update` in whole, after `graph.register_generator_state(generator)`, or `step` with noise that was filled outside. The
-step size is a tensor that `begin` sets: a graph follows it from trajectory to trajectory.
+No function waits for the device, and the state is updated in place, so that a step can be captured as a CUDA graph:
+`update` after `graph.register_generator_state(generator)`, or `step` with noise from outside the graph. The step size
+is a tensor that `begin` sets; a captured graph reads it in every trajectory.
 """
 
 import math
@@ -40,12 +41,12 @@ from onefold.core.arguments import check_integer, check_number
 from onefold.errors import InputError
 
 Potential: TypeAlias = Callable[[Sequence[Tensor], Any], Tensor]
-"""(parameters, batch) -> U_b = N/|b| Σ −log p(y|x, θ) − log p(θ), which is U on average: a sum over data, no mean."""
+"""(parameters, batch) -> U_b = N/|b| Σ −log p(y|x, θ) − log p(θ), with mean U over minibatches: a sum over data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamics:
-    """How fast, how rough and how hot: learning rate, number of data N, share a of momentum kept, temperature T."""
+    """Learning rate, number of data N, share a of momentum that a step keeps, and temperature T."""
 
     lr: float
     data: int
@@ -58,32 +59,32 @@ class Dynamics:
         check_integer(self.data, "data")
         check_number(self.momentum, "momentum", 0, 1, closed="left")
 
-    def step_size(self, over: float = 0.0) -> float:
-        """h = √(lr (1 − over) / N): with `over`, the share of trajectories that are over, the rate falls linearly."""
-        if not 0 <= over < 1:
-            raise InputError(f"the share of trajectories that are over must be in [0, 1), not {over}")
-        return math.sqrt(self.lr * (1 - over) / self.data)
+    def step_size(self, progress: float = 0.0) -> float:
+        """Return h = √(lr (1 − progress) / N), with the share of finished trajectories as `progress`."""
+        if not 0 <= progress < 1:
+            raise InputError(f"progress: {progress} is not in [0, 1). Pass the share of finished trajectories.")
+        return math.sqrt(self.lr * (1 - progress) / self.data)
 
 
-class State(NamedTuple):
-    """Where the chain is. Momenta and gradients are flat, parameter after parameter; energies are float64."""
+class ChainState(NamedTuple):
+    """State of a chain. Momenta and gradients are flat, parameter after parameter; energies are float64."""
 
     parameters: list[Tensor]
-    """θ: the tensors that were handed in, moved in place."""
+    """θ: the tensors passed to `init`, updated in place."""
     momentum: Float[Tensor, "*chains d"]
     gradient: Float[Tensor, "*chains d"]
-    """∇U_b(θ), of the minibatch that kicks next."""
+    """∇U_b(θ) of the minibatch of the next kick."""
     work: Float64[Tensor, "*chains"]
-    """Σ ΔK since the trajectory began."""
+    """Σ ΔK since the start of the trajectory."""
     step_size: Float[Tensor, ""]
     potential: Float64[Tensor, "*chains"]
-    """U of all data where the trajectory began."""
+    """U of all data at the start of the trajectory."""
     start: Float[Tensor, "2 *chains d"]
-    """θ and m where the trajectory began."""
+    """θ and m at the start of the trajectory."""
 
 
-class Verdict(NamedTuple):
-    """Whether a trajectory was accepted, and −ΔE/T; both still on their device."""
+class Acceptance(NamedTuple):
+    """Whether a trajectory was accepted, and −ΔE/T, on their device."""
 
     accepted: Bool[Tensor, "*chains"]
     log_ratio: Float64[Tensor, "*chains"]
@@ -91,11 +92,11 @@ class Verdict(NamedTuple):
 
 def init(
     parameters: Sequence[Tensor], potential: Float[Tensor, "*chains"], dynamics: Dynamics, generator: Generator
-) -> State:
-    """A chain at `parameters`, where all data have this `potential`, with a momentum from N(0, T).
+) -> ChainState:
+    """Return a chain at `parameters`, where the potential of all data is `potential`, with a momentum from N(0, T).
 
-    The parameters must be leaves that require gradients, such as those of a network: they are what the chain moves.
-    Where `potential` is a vector, there are as many chains.
+    The parameters must be leaves that require gradients; the chain updates them in place. If `potential` is a vector,
+    each entry belongs to one chain.
     """
     parameters, chains = list(parameters), potential.shape
     if not parameters or not all(p.is_leaf and p.requires_grad and p.is_floating_point() for p in parameters):
@@ -106,7 +107,7 @@ def init(
         raise InputError("potential and parameters of several chains must share their first axis")
     position = torch.cat([p.detach().reshape(*chains, -1) for p in parameters], dim=-1)
     momentum = torch.empty_like(position).normal_(generator=generator).mul_(math.sqrt(dynamics.temperature))
-    return State(
+    return ChainState(
         parameters=parameters,
         momentum=momentum,
         gradient=torch.zeros_like(position),
@@ -117,8 +118,8 @@ def init(
     )
 
 
-def begin(state: State, batch: Any, potential: Potential, step_size: float) -> State:
-    """Start a trajectory here, of steps of this size, whose first kick is by `batch`."""
+def begin(state: ChainState, batch: Any, potential: Potential, step_size: float) -> ChainState:
+    """Start a trajectory with this step size; the first kick uses `batch`."""
     state.step_size.fill_(step_size)
     state.work.zero_()
     state.start[1].copy_(state.momentum)
@@ -127,14 +128,14 @@ def begin(state: State, batch: Any, potential: Potential, step_size: float) -> S
     return reopen(state, batch, potential)
 
 
-def reopen(state: State, batch: Any, potential: Potential) -> State:
-    """Let the next step's first kick be by `batch`, and not by what ended the step before."""
+def reopen(state: ChainState, batch: Any, potential: Potential) -> ChainState:
+    """Use `batch` for the first kick of the next step, instead of the minibatch that ended the previous step."""
     _fill(state.gradient, gradients(potential, state.parameters, batch))
     return state
 
 
-def update(state: State, batch: Any, potential: Potential, dynamics: Dynamics, generator: Generator) -> State:
-    """One step, whose second kick is by `batch`; so is the first kick of the next step."""
+def update(state: ChainState, batch: Any, potential: Potential, dynamics: Dynamics, generator: Generator) -> ChainState:
+    """Run one step; its second kick and the first kick of the next step use `batch`."""
     noise = torch.empty_like(state.start).normal_(generator=generator)
     step(
         state.parameters,
@@ -149,15 +150,17 @@ def update(state: State, batch: Any, potential: Potential, dynamics: Dynamics, g
     return state
 
 
-def finish(state: State, potential: Float[Tensor, "*chains"], dynamics: Dynamics, generator: Generator) -> Verdict:
-    """Accept or reject the trajectory, given the `potential` of all data where it has come to, best summed in float64.
+def finish(
+    state: ChainState, potential: Float[Tensor, "*chains"], dynamics: Dynamics, generator: Generator
+) -> Acceptance:
+    """Accept or reject the trajectory, with the `potential` of all data at its end, preferably summed in float64.
 
-    Accept if log u < −ΔE/T for a uniform u; else go back to (θ₀, −m₀). A trajectory that ran off to infinity or to
-    nowhere is rejected. Without this call the chain is the uncorrected one, which is quicker to find its way from far
-    off; after such a stretch, `state.potential` has to be set to that of where the first judged trajectory begins.
+    Accept if log u < −ΔE/T for a uniform u; else return to (θ₀, −m₀). A non-finite trajectory is rejected. Without this
+    call the chain is uncorrected, which is faster far from the posterior; before the first corrected trajectory, set
+    `state.potential` to the potential at its start.
     """
     if potential.shape != state.potential.shape:
-        raise InputError(f"needs one potential a chain, {tuple(state.potential.shape)}, not {tuple(potential.shape)}")
+        raise InputError(f"needs one potential per chain, {tuple(state.potential.shape)}, not {tuple(potential.shape)}")
     end = torch.empty_like(state.potential).copy_(potential.detach())
     log_ratio = (state.potential - end - state.work) / dynamics.temperature
     accepted = torch.empty_like(state.work).uniform_(generator=generator).log() < log_ratio
@@ -165,9 +168,9 @@ def finish(state: State, potential: Float[Tensor, "*chains"], dynamics: Dynamics
     state.momentum.copy_(torch.where(accepted[..., None], state.momentum, -state.start[1]))
     with torch.no_grad():
         for p, start in zip(state.parameters, _like(state.start[0], state.parameters), strict=True):
-            own = accepted.view(*accepted.shape, *[1] * (p.ndim - accepted.ndim))
-            p.copy_(torch.where(own, p, start))
-    return Verdict(accepted, log_ratio)
+            mask = accepted.view(*accepted.shape, *[1] * (p.ndim - accepted.ndim))
+            p.copy_(torch.where(mask, p, start))
+    return Acceptance(accepted, log_ratio)
 
 
 def step(
@@ -177,21 +180,21 @@ def step(
     work: Float64[Tensor, "*chains"],
     step_size: Float[Tensor, ""],
     noise: Float[Tensor, "2 *chains d"],
-    renewed: Callable[[], Sequence[Tensor]],
+    next_gradients: Callable[[], Sequence[Tensor]],
     dynamics: Dynamics,
 ) -> None:
-    """O B A B O in place, a pure function of its tensors and of `renewed`, the gradients where the drift has led to."""
+    """Run O B A B O in place; `next_gradients` returns the gradients after the drift."""
     refresh(momentum, noise[0], dynamics)
     kick(momentum, gradient, work, step_size)
     with torch.no_grad():
         torch._foreach_add_(list(parameters), _like(momentum * step_size, parameters))  # pyright: ignore[reportPrivateImportUsage]
-    _fill(gradient, renewed())
+    _fill(gradient, next_gradients())
     kick(momentum, gradient, work, step_size)
     refresh(momentum, noise[1], dynamics)
 
 
 def refresh(momentum: Float[Tensor, "*chains d"], noise: Float[Tensor, "*chains d"], dynamics: Dynamics) -> None:
-    """O: m ← √a m + √((1 − a)T) ξ, which leaves N(0, T) as it is: a T + (1 − a)T = T."""
+    """O: m ← √a m + √((1 − a)T) ξ, which preserves N(0, T): a T + (1 − a)T = T."""
     momentum.mul_(math.sqrt(dynamics.momentum))
     momentum.add_(noise, alpha=math.sqrt((1 - dynamics.momentum) * dynamics.temperature))
 
@@ -202,9 +205,9 @@ def kick(
     work: Float64[Tensor, "*chains"],
     step_size: Float[Tensor, ""],
 ) -> None:
-    """B: m ← m + p with p = −(h/2) ∇U; to `work` is added ½|m + p|² − ½|m|² = p·(m + p/2).
+    """B: m ← m + p with p = −(h/2) ∇U; add ½|m + p|² − ½|m|² = p·(m + p/2) to `work`.
 
-    The product is summed, because the difference of two energies of a million parameters would drown in float32.
+    The product is summed, because the difference of two energies of a million parameters would cancel in float32.
     """
     push = gradient * (-0.5 * step_size)
     work.add_((push * torch.add(momentum, push, alpha=0.5)).sum(-1, dtype=torch.float64))
@@ -212,38 +215,38 @@ def kick(
 
 
 def gradients(potential: Potential, parameters: Sequence[Tensor], batch: Any) -> tuple[Tensor, ...]:
-    """∇U_b(θ), parameter by parameter."""
+    """Return ∇U_b(θ), one tensor per parameter."""
     with torch.enable_grad():
         value = potential(parameters, batch)
     return torch.autograd.grad(value.sum(), parameters)
 
 
-def kept(state: State, generator: Generator) -> dict[str, Tensor]:
-    """Everything that the next step or verdict depends on."""
+def state_tensors(state: ChainState, generator: Generator) -> dict[str, Tensor]:
+    """Return every tensor that the next step depends on."""
     tensors = {name: tensor for name, tensor in state._asdict().items() if isinstance(tensor, Tensor)}
     tensors |= {f"parameters.{i}": p.detach() for i, p in enumerate(state.parameters)}
     return tensors | {"generator": generator.get_state()}
 
 
-def restore(state: State, generator: Generator, tensors: Mapping[str, Tensor]) -> State:
-    """Go on, in place, from what was `kept` of a chain of the same form."""
-    own = kept(state, generator)
-    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in own.items()}:
-        raise InputError("what was kept belongs to a chain of another form: names or shapes differ")
+def restore(state: ChainState, generator: Generator, tensors: Mapping[str, Tensor]) -> ChainState:
+    """Resume, in place, from the `state_tensors` of a chain with the same shapes."""
+    expected = state_tensors(state, generator)
+    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in expected.items()}:
+        raise InputError("checkpoint: it belongs to another chain (names or shapes differ). Delete it or name another.")
     generator.set_state(tensors["generator"].cpu())
-    for name, tensor in own.items():
+    for name, tensor in expected.items():
         if name != "generator":
             tensor.copy_(tensors[name])
     return state
 
 
 def _like(flat: Float[Tensor, "*chains d"], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """A flat tensor's parts in the shapes of the parameters, as views of it."""
+    """Return views of a flat tensor in the shapes of the parameters."""
     chains = flat.shape[:-1].numel()
     parts = flat.split([p.numel() // chains for p in parameters], dim=-1)
     return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
 
 def _fill(flat: Float[Tensor, "*chains d"], parts: Sequence[Tensor]) -> None:
-    """Copy parts into the flat tensor that they make up."""
+    """Copy tensors into the parts of a flat tensor."""
     torch._foreach_copy_(_like(flat, parts), list(parts))  # pyright: ignore[reportPrivateImportUsage]

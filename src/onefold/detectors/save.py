@@ -1,0 +1,73 @@
+"""Content of a detector's file: tensors, and a header in JSON."""
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from onefold.core.batches import map_batch, named
+from onefold.core.schema import to_json
+from onefold.core.storage import with_prefix
+from onefold.detectors.state import DetectorState
+from onefold.nn.cudnn import exact_float32
+from onefold.types import Batch, Kernel
+
+if TYPE_CHECKING:
+    from onefold.detectors.base import Detector
+
+KIND = "detector"
+LAYOUT = 2  # of headers and tensor names
+PROBES = 4  # samples whose similarity identifies a kernel
+
+
+def contents(detector: "Detector", *, samples: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the header of a detector's file, except for the probe of its kernel.
+
+    Args:
+        detector: Fitted detector.
+        samples: Include the raw samples of the reservoirs.
+    """
+    state = detector.state
+    tensors = with_prefix("scorer", state.scorer.state_dict())
+    header: dict[str, Any] = {
+        "layout": LAYOUT,
+        "method": type(detector).__name__,
+        "spec": to_json(state.spec),
+        "summary": to_json(state.summary),
+        "reader": state.reader.to_json(),
+        "alarm": None if detector.alarm is None else {"fpr": detector.alarm.fpr},
+        "reservoirs": None,
+        "kernel": None if detector.kernel is None else getattr(detector.kernel, "settings", {}),
+    }
+    if detector.alarm is not None:
+        tensors["alarm"] = torch.from_numpy(detector.alarm.scores)
+    if samples:
+        header["reservoirs"] = {name: reservoir.to_json() for name, reservoir in state.reservoirs.items()}
+        for name, reservoir in state.reservoirs.items():
+            tensors |= reservoir.tensors(name)
+    return tensors, header
+
+
+def probe(state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
+    """Return a few samples and their similarities, by which `load` recognises the kernel.
+
+    Without samples in the file the probe consists of random numbers. A model that cannot process them is not checked.
+    """
+    if samples and state.reservoir.samples is not None:
+        batch = map_batch(lambda t: t[:PROBES], state.reservoir.samples)
+        similarities = similarity(state, kernel, batch)
+    else:
+        batch, similarities = state.reader.random(PROBES), torch.tensor(torch.nan)
+        with contextlib.suppress(Exception):  # a user's model may fail in any way on random numbers
+            similarities = similarities if batch is None else similarity(state, kernel, batch)
+        if batch is None or not similarities.isfinite().all():
+            return {}
+    return {"similarity": similarities, **with_prefix("probe", named(batch))}
+
+
+def similarity(state: DetectorState, kernel: Kernel, raw: Batch) -> Tensor:
+    """Return the kernel matrix of raw samples, in float64 on the CPU."""
+    batch = state.prepare(map_batch(lambda t: t.to(state.device), raw))
+    with exact_float32():  # the same numbers on every device
+        return kernel(batch, batch).detach().double().cpu()

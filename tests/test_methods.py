@@ -76,7 +76,7 @@ def pictures(*shape: int, seed: int = 0) -> np.ndarray:
 def test_the_registry_describes_the_class(name: str) -> None:
     method = METHODS[name]
     kind: Any = method.detector_class
-    assert kind is getattr(onefold, name)
+    assert kind is getattr(onefold.detectors, name)
     assert kind.__name__ == name
     arguments, settings = (inspect.signature(function).parameters for function in (kind.fit, kind))
     assert method.needs_labels == ("y" in arguments)

@@ -253,10 +253,10 @@ def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
                     raise Killed
                 yield update
 
-        monkeypatch.setattr(sgmcmc, "shown", functools.partial(watched, last=stop))
+        monkeypatch.setattr(sgmcmc, "show_updates", functools.partial(watched, last=stop))
         with pytest.raises(Killed):
             few(sampler=sampler, lr=0.3).fit(x, y, checkpoint=path)
-        monkeypatch.setattr(sgmcmc, "shown", functools.partial(watched, last=0))
+        monkeypatch.setattr(sgmcmc, "show_updates", functools.partial(watched, last=0))
         again = few(sampler=sampler, lr=0.3).fit(x, y, checkpoint=path)
         assert steps == [1, 2, 3, 4, 5, 6], "nothing was done twice"
         np.testing.assert_array_equal(weights(again), weights(calm))

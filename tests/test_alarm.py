@@ -107,7 +107,7 @@ def test_too_few_samples_are_refused_with_the_number_needed(rate: float, needed:
     with pytest.raises(InputError, match=f"{needed - 1} calibration samples are too few .*: {needed} are needed"):
         Alarm(np.zeros(needed - 1), rate)
     Alarm(np.zeros(needed), rate)
-    with pytest.raises(InputError, match="fpr must"):
+    with pytest.raises(InputError, match="fpr: must"):
         Alarm(np.zeros(9), 1.5)
 
 
@@ -116,7 +116,7 @@ def test_benjamini_hochberg_by_hand_and_against_its_definition() -> None:
     np.testing.assert_array_equal(benjamini_hochberg(p, 0.05), [True, True, True, False, True])
     np.testing.assert_array_equal(benjamini_hochberg(p, 0.04), [False] * 5)
     np.testing.assert_array_equal(benjamini_hochberg(np.array([0.2, 0.9]), 0.05), [False, False])
-    with pytest.raises(InputError, match="fdr must"):
+    with pytest.raises(InputError, match="fdr: must"):
         benjamini_hochberg(p, 0.0)
 
 

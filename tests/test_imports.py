@@ -30,14 +30,15 @@ PACKAGES = [
 
 PUBLIC = {
     onefold: {
-        "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "MCDropout", "OnefoldError", "RND", "SGMCMC",
+        "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "LocalGP", "MCDropout", "OnefoldError", "RND",
+        "SGMCMC",
         "__version__", "data", "distil", "exact", "kernels", "load", "metrics", "rl", "sklearn",
     },
     kernels: {
         "EmpiricalNTK", "Features", "InfiniteMLP", "ModelFeatures", "empirical_ntk", "from_model", "infinite",
         "last_layer", "logits",
     },
-    exact: {"Gram", "Law", "PrimalGP", "ntk_gp", "reference_ensemble"},
+    exact: {"Gram", "Law", "PrimalGP", "local_bandwidth", "local_variance", "ntk_gp", "reference_ensemble"},
     distil: {
         "Architecture", "AugmentedContexts", "Chain", "ExtraContexts", "Mixture", "PairKernel", "Similarity",
         "TrainContexts", "all_pairs", "augment", "contextual_limit", "distil_known_queries", "distillation",

@@ -44,6 +44,7 @@ class Classifier(nn.Module):
 MAKERS: dict[str, Callable[..., Any]] = {
     "CSD": lambda **k: onefold.CSD(recipe=SHORT, architecture=SMALL, **k),
     "LastLayerGP": lambda **k: onefold.LastLayerGP(width=64, **k),
+    "LocalGP": lambda **k: onefold.LocalGP(k=10, **k),
     "RND": lambda **k: onefold.RND(recipe=SHORT, channels=(4,), hidden=(32,), target_hidden=(32,), width=16, **k),
     "DeepEnsemble": lambda **k: onefold.DeepEnsemble(2, recipe=SHORT, channels=(4,), hidden=(32,), **k),
     "MCDropout": lambda **k: onefold.MCDropout(8, recipe=SHORT, channels=(4,), hidden=(32,), **k),
@@ -216,7 +217,7 @@ def test_constant_and_duplicated_data_are_no_trouble(name: str) -> None:
     for x in (np.ones((20, 3)), np.repeat(vectors(2, 3), 10, axis=0), np.repeat(pictures(2, 6, 6), 9, axis=0)):
         assert np.isfinite(fit(name, x).score(x)).all()
     blank = np.zeros((12, 6, 6))
-    if name in ("CSD", "LastLayerGP", "KNN"):  # networks without biases see nothing at all in it
+    if name in ("CSD", "LastLayerGP", "LocalGP", "KNN"):  # networks without biases see nothing at all in it
         with pytest.raises(InputError, match=r"is the data constant|Check for constant data"):
             fit(name, blank)
     else:

@@ -277,7 +277,7 @@ def test_held_out_rows_raise_no_doubts() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "Forest"}, "method: must be one of CSD, LastLayerGP, RND, KNN.*, not 'Forest'"),
+        ({"method": "Forest"}, "method: must be one of CSD, LastLayerGP, LocalGP, RND, KNN, not 'Forest'"),
         ({"method": ["KNN"]}, "method: must be one of"),
         ({"contamination": 0.0}, "contamination: must be 'auto' or a number above 0 and up to 0.5, not 0.0"),
         ({"contamination": 0.6}, "contamination: must be"),

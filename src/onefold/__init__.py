@@ -7,7 +7,7 @@ from onefold.errors import OnefoldError
 
 if TYPE_CHECKING:
     from onefold import data, distil, exact, kernels, metrics, rl, sklearn
-    from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, MCDropout
+    from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, LocalGP, MCDropout
     from onefold.detectors.load import load
 
 __version__ = "0.1.0.dev0"
@@ -21,6 +21,7 @@ __all__ = [
     "Energy",
     "Laplace",
     "LastLayerGP",
+    "LocalGP",
     "MCDropout",
     "OnefoldError",
     "__version__",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from onefold.detectors.knn import KNN
     from onefold.detectors.laplace import Laplace
     from onefold.detectors.last_layer_gp import LastLayerGP
+    from onefold.detectors.local_gp import LocalGP
     from onefold.detectors.mc_dropout import MCDropout
     from onefold.detectors.rnd import RND
     from onefold.detectors.sgmcmc import SGMCMC
@@ -28,6 +29,7 @@ __all__ = [
     "Energy",
     "Laplace",
     "LastLayerGP",
+    "LocalGP",
     "MCDropout",
     "MethodInfo",
 ]

@@ -61,7 +61,7 @@ class GPScorer(VarianceScorer):
         for name, shape in (("triangle", (width * (width + 1) // 2,)), ("root", (width, width)), ("count", ())):
             zeros = torch.zeros(shape, dtype=torch.float64, device=device)
             self.register_buffer(name, zeros, persistent=name != "root")
-        self.register_load_state_dict_post_hook(lambda scorer, _: scorer.factorise())
+        self.register_load_state_dict_post_hook(_factorise)
 
     @property
     def gram(self) -> Float64[Tensor, "d d"]:
@@ -91,6 +91,11 @@ class GPScorer(VarianceScorer):
         z = self.features(x)
         share = (F.normalize(z, dim=1).double() @ self.root).square().sum(1)
         return torch.where(z.any(1), share, 1.0), z.square().sum(1)  # features of zero carry no information
+
+
+def _factorise(scorer: "GPScorer", _: Any) -> None:
+    """Compute C after weights were loaded; a function of the module, so that scorers can be pickled."""
+    scorer.factorise()
 
 
 def symmetric(triangle: Float64[Tensor, " t"]) -> Float64[Tensor, "d d"]:

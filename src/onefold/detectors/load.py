@@ -27,7 +27,7 @@ from onefold.nn.nets import finished
 from onefold.types import Batch, Kernel, Model
 
 CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held_out": HELD_OUT}
-POSITIVE = ("std", "scale", "count")  # names of weights that are divisors
+POSITIVE = ("std", "scale", "count", "bandwidth")  # names of weights that are divisors
 LARGEST_TRIAL = 2**18  # numbers in a sample that is scored once to check the file
 LONGEST_LAYER = 1000  # characters of a layer's name
 OTHER_KERNEL = "the kernel is not the one that this detector was fitted with (another model, layer or width)"

@@ -74,6 +74,17 @@ _METHODS = (
         has_variance=True,
     ),
     MethodInfo(
+        name="LocalGP",
+        module="local_gp",
+        command="local-gp",
+        title="Local GP",
+        summary="Gaussian-process variance on the nearest training samples, for embeddings; without training",
+        accepts_kernel=True,
+        updates=True,
+        exports=True,
+        has_variance=True,
+    ),
+    MethodInfo(
         name="RND",
         module="rnd",
         command="rnd",

@@ -7,14 +7,12 @@ its K nearest training points U, and the ridge ε,
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 NEIGHBOURS = 50
 RIDGE = 0.01
-STEPS = 10
-"""Steps of conjugate gradients. With these defaults the ranking agrees with a direct solve within 0.1 AUROC."""
 TINY = 1e-20
 
 
@@ -29,17 +27,12 @@ def local_bandwidth(mean: Float[Tensor, " d"], count: int) -> float:
     Args:
         mean: Mean of the `count` unit vectors.
         count: Number of training points, at least 2.
+
+    Returns:
+        τ, at least 1e-6.
     """
     dissimilarity = (1 - float(mean.double().square().sum())) * count / (count - 1)
     return max(dissimilarity / 2, 1e-6)
-
-
-def nearest(
-    query: Float[Tensor, "q d"], bank: Float[Tensor, "n d"], count: int
-) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
-    """Return the largest cosine similarities of unit vectors to the bank, and the rows of the bank."""
-    similarities, rows = (query @ bank.T).topk(min(count, len(bank)), dim=1)
-    return similarities, rows
 
 
 def local_variance(
@@ -49,7 +42,6 @@ def local_variance(
     *,
     neighbours: int = NEIGHBOURS,
     ridge: float = RIDGE,
-    steps: int | None = STEPS,
 ) -> Float[Tensor, " q"]:
     """Return the variance of Eq. 7 for each query, given its nearest points of the bank; in [0, 1].
 
@@ -59,39 +51,31 @@ def local_variance(
         bandwidth: τ of the kernel.
         neighbours: Number of nearest points; all of them if the bank has fewer.
         ridge: ε, added to the diagonal of K.
-        steps: Steps of conjugate gradients in the dtype of the query, which need products of matrices only and can be
-            exported; None for a direct solve in float64.
 
     Returns:
         1 far from all points of the bank, about 0 at one of them.
     """
-    similarities, rows = nearest(query, bank, neighbours)
-    points = bank[rows]
-    cross = torch.exp((similarities - 1) / bandwidth)
-    gram = torch.exp((points @ points.transpose(1, 2) - 1) / bandwidth)
-    if steps is None:
-        gram, cross = gram.double(), cross.double()
-        diagonal = ridge * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        solution = torch.linalg.solve(gram + diagonal, cross[..., None])[..., 0]
-    else:
-        solution = conjugate_gradients(gram, cross, ridge, steps)
-    return (1 - (cross * solution).sum(1)).clamp(min=0).to(query.dtype)
+    rows = (query @ bank.T).topk(min(neighbours, len(bank)), dim=1).indices
+    steps = bank[rows] - query[:, None]  # 1 − uᵀv = ½‖u − v‖², without cancellation where all vectors are alike
+    half_squares = steps.square().sum(2) / 2
+    distances = half_squares[:, :, None] + half_squares[:, None] - steps @ steps.transpose(1, 2)
+    gram, cross = torch.exp(-distances.clamp(min=0) / bandwidth), torch.exp(-half_squares / bandwidth)
+    return remaining_variance(gram, cross, ridge).clamp(min=0)
 
 
-def conjugate_gradients(
-    matrix: Float[Tensor, "q k k"], vector: Float[Tensor, "q k"], ridge: float, steps: int
-) -> Float[Tensor, "q k"]:
-    """Return `steps` steps towards (matrix + ridge · I)⁻¹ vector, from zero (Hestenes & Stiefel, 1952).
+def remaining_variance(gram: Float[Tensor, "q k k"], cross: Float[Tensor, "q k"], ridge: float) -> Float[Tensor, " q"]:
+    """Return 1 − bᵀ(K + εI)⁻¹b, the Schur complement of K + εI in [[K + εI, b], [bᵀ, 1]], by Gaussian elimination.
 
-    Every step lowers the quadratic form's error, so vᵀx never exceeds the exact value by more than rounding.
+    K + εI is positive definite, so no pivot is less than ε, and elimination needs no exchange of rows. It needs only
+    products and differences, which every export format has. Conjugate gradients cost the same, and their result after a
+    fixed number of steps depends on rounding, and so on the batch size.
     """
-    solution, residual, direction = torch.zeros_like(vector), vector, vector
-    square = residual.square().sum(1, keepdim=True)
-    for _ in range(steps):
-        product = (matrix @ direction[..., None])[..., 0] + ridge * direction
-        length = square / (direction * product).sum(1, keepdim=True).clamp(min=TINY)
-        solution, residual = solution + length * direction, residual - length * product
-        new_square = residual.square().sum(1, keepdim=True)
-        direction = residual + new_square / square.clamp(min=TINY) * direction
-        square = new_square
-    return solution
+    count = gram.shape[-1]
+    diagonal = ridge * torch.eye(count, dtype=gram.dtype, device=gram.device)
+    top = torch.cat([gram + diagonal, cross[:, :, None]], dim=2)
+    bottom = torch.cat([cross, torch.ones_like(cross[:, :1])], dim=1)[:, None, :]
+    matrix = torch.cat([top, bottom], dim=1)
+    for _ in range(count):
+        row = matrix[:, :1, 1:]
+        matrix = matrix[:, 1:, 1:] - row.transpose(1, 2) * (row / matrix[:, :1, :1])
+    return matrix[:, 0, 0]

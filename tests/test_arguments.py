@@ -108,6 +108,7 @@ CALLS = {
     "kernels.from_model(kernels.from_model(nn.Linear(4, 2)))": (
         "the model is a kernel already (ModelFeatures). Pass it to the detector as it is."
     ),
+    "csd.update(x, half_life=-1)": "half_life: must be a positive number, not -1",
     "gp.update(x, half_life=float('inf'))": "half_life: must be a positive number, not inf",
     "gp.neighbours(x, -1)": "k: must be an integer of at least 1, not -1",
     "gp.neighbours(x, 1.5)": "k: must be an integer of at least 1, not 1.5",
@@ -127,6 +128,7 @@ from sklearn.pipeline import Pipeline
 from torch import nn, randn
 pipeline, x = Pipeline([("scale", "passthrough")]), randn(40, 4)
 gp = LastLayerGP(width=16).fit(x).calibrate(x, fpr=0.1)
+csd = CSD(recipe=Recipe(steps=2, batch=8)).fit(x)
 messages = {}
 for call in json.load(sys.stdin):
     try:

@@ -450,15 +450,17 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_their_owner(end: signal.Signals, tmp_path: Path) -> None:
-    """However it ends, what they have is saved; by Ctrl-C, too, which all of them hear."""
+    """However it ends, the workers save what they have; also after Ctrl-C, which the terminal sends to all of them."""
     (script := tmp_path / "owner.py").write_text(OWNER)
     (busy := tmp_path / "busy").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "JAXTYPING_DISABLE": "1"}
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "JAXTYPING_DISABLE": "1"}
     command = [sys.executable, str(script), str(busy)]
     owner = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + 6000
+    deadline = time.monotonic() + 600
     while len(pids := [int(path.name) for path in busy.iterdir()]) < 2:
-        assert time.monotonic() < until
+        assert owner.poll() is None, "the owner ended before its workers were busy"
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     assert all(map(running, pids))
     (os.killpg if end == signal.SIGINT else os.kill)(owner.pid, end)

@@ -254,6 +254,8 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         """
         if reset_every is not None:
             check_integer(reset_every, "reset_every")
+        if half_life is not None:
+            check_number(half_life, "half_life")
         state, summary = self.state, _summary(self.state)
         stream = self._read_stream(state, x, half_life)
         scorer = copy.deepcopy(state.scorer)

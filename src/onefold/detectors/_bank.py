@@ -101,7 +101,8 @@ class BankDetector(Detector):
         data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         self._check_count(len(data.samples))
         inputs = data.reader.sample_shape if self.kernel is None else ()
-        spec: Any = self.spec_class(**self.settings, inputs=inputs, shape=(0, 0))
+        make_spec: Any = self.spec_class
+        spec = make_spec(**self.settings, inputs=inputs, shape=(0, 0))
         scorer = self.build(spec)
         set_standardisation(scorer, data.standardise)
         finished(scorer, self.device)

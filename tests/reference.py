@@ -3,7 +3,7 @@
     python tests/reference.py          # compare with tests/golden/reference.json, bit for bit
     python tests/reference.py --write  # replace it, after a change that is meant to change results
 
-It computes scores of all nine detectors, bonuses, two short training runs, a benchmark unit and the numbers of the
+It computes scores of all ten detectors, bonuses, two short training runs, a benchmark unit and the numbers of the
 committed reports, and lists the options of every command and the names in the reference documentation. It uses the
 public interface only, and numbers are kept without their names where names may change. Between machines the last digits
 differ, so `test_reference.py` allows for that; on one machine nothing may differ.

@@ -97,7 +97,7 @@ def test_help_has_a_summary_and_examples_that_parse(words: tuple[str, ...], job:
 
 def test_help_of_fit_describes_every_method() -> None:
     text = onefold("fit", "--help").stdout
-    assert set(FIT_METHODS) == {"csd", "gp", "rnd", "knn"}
+    assert {"csd", "gp", "rnd", "knn"} <= set(FIT_METHODS)
     assert all(f"{name}: " in text for name in FIT_METHODS)
 
 

@@ -17,14 +17,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from onefold import CSD, KNN, RND, LastLayerGP
+from onefold import CSD, KNN, RND, LastLayerGP, LocalGP
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
+from onefold.integrations.sklearn import SUPPORTED
 from onefold.nn.train import Recipe
 from onefold.sklearn import OnefoldDetector
 
 SMALL: dict[str, dict[str, Any]] = {
     "KNN": {},
+    "LocalGP": {},
     "LastLayerGP": {"width": 64},
     "CSD": {"width": 16, "steps": 10, "batch": 16},
     "RND": {"width": 16, "steps": 10, "batch": 16},
@@ -69,6 +71,7 @@ def test_scores_are_those_of_the_wrapped_detector(method: str) -> None:
     recipe = {"steps": 10, "batch": 16, "lr": 3e-3}
     wrapped = {
         "KNN": KNN(seed=7),
+        "LocalGP": LocalGP(seed=7),
         "LastLayerGP": LastLayerGP(width=64, seed=7),
         "CSD": CSD(
             recipe=Recipe(**recipe, warmup=1), architecture=Architecture(hidden=(16, 16), outputs=16), seed=7,
@@ -82,8 +85,17 @@ def test_scores_are_those_of_the_wrapped_detector(method: str) -> None:
     assert np.array_equal(detector.predict(new), np.where(detector.decision_function(new) < 0, -1, 1))
 
 
+@UNTRAINED
+@pytest.mark.parametrize("method", SUPPORTED)
+def test_the_wrapped_detector_is_of_the_named_method(method: str) -> None:
+    assert method in SMALL
+    assert type(small(method).fit(rows(60)).detector_).__name__ == method
+
+
 def test_settings_reach_the_wrapped_detector() -> None:
     x = rows(60)
+    local: Any = small("LocalGP", n_neighbors=7).fit(x).detector_
+    assert local.k == 7
     knn = small("KNN", n_neighbors=3).fit(x).detector_
     assert isinstance(knn, KNN)
     assert knn.k == 3
@@ -289,7 +301,7 @@ def test_held_out_rows_raise_no_doubts() -> None:
         ({"steps": 10}, "steps: KNN does not use it. Leave it at None; it is for CSD and RND"),
         (
             {"method": "LastLayerGP", "n_neighbors": 5},
-            "n_neighbors: LastLayerGP does not use it. Leave it at None; it is for KNN",
+            "n_neighbors: LastLayerGP does not use it. Leave it at None; it is for LocalGP and KNN",
         ),
         (
             {"method": "LastLayerGP", "score_kind": "odd"},

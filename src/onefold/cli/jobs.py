@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from onefold.detectors.registry import METHODS
+from onefold.detectors.registry import METHODS, by_command
 
 FIT_METHODS = tuple(
     method.command for method in METHODS.values() if not (method.needs_labels or method.needs_classifier)
 )
+METHOD_HELP = " ".join(f"{command}: {by_command(command).summary}." for command in FIT_METHODS)
 
 
 class Job(ABC):
@@ -153,9 +154,7 @@ class Fit(Job):
     """Familiar data."""
     out: Annotated[Path, OutFile]
     """Detector file to write, such as model.onefold."""
-    method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(FIT_METHODS) + "}")] = "csd"
-    """csd: Contextual Similarity Distillation. gp: closed form; fast, and good on small data. rnd: random network
-    distillation. knn: nearest neighbours."""
+    method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(FIT_METHODS) + "}", help=METHOD_HELP)] = "csd"
     samples: bool = True
     """Keep up to 5,000 raw training samples in the file, for reports, diagnose and updates; or none."""
     model: ModelOptions = field(default_factory=ModelOptions)

@@ -13,19 +13,19 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onefold.core.arguments import check_choice, check_integer, check_number
 from onefold.core.batches import check_seed
-from onefold.detectors import CSD, KNN, METHODS, RND, LastLayerGP, MethodInfo
+from onefold.detectors import CSD, KNN, METHODS, RND, LastLayerGP, LocalGP, MethodInfo
 from onefold.detectors.variance_scorer import SCORES
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
 from onefold.nn.train import Recipe
 from onefold.types import ArrayLike, Scores
 
-Wrapped: TypeAlias = KNN | LastLayerGP | CSD | RND
+Wrapped: TypeAlias = KNN | LocalGP | LastLayerGP | CSD | RND
 
 Parameter: TypeAlias = Any
 """A constructor parameter of any type: scikit-learn checks parameters in `fit`."""
 
-SUPPORTED = {name: method for name, method in METHODS.items() if not (method.needs_labels or method.needs_classifier)}
+SUPPORTED = {name: METHODS[name] for name in ("CSD", "LastLayerGP", "LocalGP", "RND", "KNN")}
 SETTINGS = ("n_neighbors", "width", "score_kind", "steps", "batch", "learning_rate")
 FALSE_ALARM_RATE = 0.05  # for contamination="auto"
 ENOUGH = round(1 / FALSE_ALARM_RATE) - 1  # held-out rows that a threshold for that rate needs
@@ -43,9 +43,10 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
     onefold accept them in data frames. Warnings about a fit are of class `onefold.errors.OnefoldWarning`.
 
     Args:
-        method: Detector of onefold that does the work, "KNN", "LastLayerGP", "CSD" or "RND". "KNN", the default, uses
-            the distance to the nearest training rows in the features of a random network. It fits in a second or two
-            without training, and its scores of new rows are comparable to those of training rows even in small tables.
+        method: Detector of onefold that does the work: "KNN", "LocalGP", "LastLayerGP", "CSD" or "RND". "KNN", the
+            default, uses the distance to the nearest training rows in the features of a random network. It fits in a
+            second or two without training, and its scores of new rows are comparable to those of training rows even in
+            small tables.
             "LastLayerGP" ranks better if columns are strongly correlated; its cost per row does not grow with the
             table. "CSD" and "RND" train networks, take longer, and often rank worse on tables of some hundred rows.
         contamination: "auto", or the share of outliers in the training rows, in (0, 0.5]. It sets `offset_`, the
@@ -55,9 +56,9 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
             threshold; the probability is then 1 in (held-out rows + 1). With a number, as in IsolationForest, all rows
             are fitted and that share of them is flagged. Small tables need "KNN" then; other methods score most new
             rows above the training rows, so use them with `fit_predict` only.
-        n_neighbors: For KNN: the distance to this nearest row is the score. None: 5.
-        width: For the other methods: number of features (LastLayerGP) or units per layer (CSD, RND). None: 2,048 and
-            256.
+        n_neighbors: For KNN: the distance to this nearest row is the score; None: 5. For LocalGP: number of nearest
+            rows in the Gaussian process; None: 50.
+        width: For LastLayerGP: number of features; None: 2,048. For CSD and RND: units per layer; None: 256.
         score_kind: For LastLayerGP and CSD: "combined", "variance" or "relative"; see `onefold.CSD`. None: "combined".
         steps: For CSD and RND: number of gradient steps. None: 2,000.
         batch: For CSD and RND: rows per gradient step. None: 64 for CSD, 256 for RND.
@@ -190,8 +191,9 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
 
 def _settings_of(method: MethodInfo) -> set[str]:
     """Return the names of the settings that a method uses."""
-    names = {"n_neighbors"} if method.name == "KNN" else {"width"}
-    names |= {"score_kind"} if method.has_variance else set()
+    if method.name in ("KNN", "LocalGP"):
+        return {"n_neighbors"}
+    names = {"width", "score_kind"} if method.has_variance else {"width"}
     return names | ({"steps", "batch", "learning_rate"} if method.trains else set())
 
 
@@ -223,6 +225,9 @@ def _make_detector(method: str, settings: dict[str, Any], rows: int, seed: int, 
     common: dict[str, Any] = {"seed": seed, "device": device}
     if method == "KNN":
         return KNN(k=_choose_k(settings.get("n_neighbors"), rows), **common)
+    if method == "LocalGP":
+        sizes = {"k": settings["n_neighbors"]} if "n_neighbors" in settings else {}
+        return LocalGP(**sizes, **common)
     score: dict[str, Any] = {"score": settings["score_kind"]} if "score_kind" in settings else {}
     width = settings.get("width")
     if method == "LastLayerGP":
@@ -231,6 +236,7 @@ def _make_detector(method: str, settings: dict[str, Any], rows: int, seed: int, 
     if method == "RND":
         sizes = {} if width is None else {"hidden": (width, width), "target_hidden": (width,), "width": width}
         return RND(**sizes, recipe=_change_recipe(RND(**common).recipe, settings), **common)
+    assert method == "CSD"
     sizes = {} if width is None else {"architecture": Architecture(hidden=(width, width), outputs=width)}
     return CSD(**score, **sizes, recipe=_change_recipe(CSD(**common).recipe, settings), **common)
 

@@ -313,10 +313,15 @@ class WarmupStandardise(nn.Module):
         self.register_buffer("std", torch.ones(size))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
+    @property
+    def is_fixed(self) -> bool:
+        """True once `warmup` observations were seen."""
+        return int(self.count) >= self.warmup
+
     @torch.no_grad()
     def update(self, x: Float[Tensor, "n *shape"]) -> None:
         """Merge the statistics of a batch into those so far, until `warmup` observations were seen."""
-        if int(self.count) >= self.warmup:
+        if self.is_fixed:
             return
         rows = x if x.ndim == 2 else x.movedim(1, -1).flatten(0, -2)  # one row per pixel
         count = int(self.count) * (len(rows) // len(x))

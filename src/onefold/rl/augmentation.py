@@ -1,4 +1,4 @@
-"""Augmentation of stacks of frames, for the contexts of CSD (paper, Table "Data augmentations", VizDoom)."""
+"""Augmentation of stacks of frames, for the contexts of CSD (paper, Table "Data augmentations", ViZDoom)."""
 
 from dataclasses import dataclass
 

@@ -69,7 +69,7 @@ def test_a_run_that_is_cut_short_has_every_method_at_the_first_seeds() -> None:
     [({"methods": ("dance",)}, "no method 'dance'. Use one of: mcd"), ({"preset": "slow"}, "no preset 'slow'"),
      ({"seeds": (-1,)}, "a seed is an integer from 0"), ({"engine": "steam"}, "no engine 'steam'"),
      ({"workers": 0}, "workers: must be an integer of at least 1"), ({"ids": ("mnist",)}, "runs on embedded data"),
-     ({"preset": "quick", "ids": ("nowhere",)}, "no set 'nowhere'"), ({"preset": "quick"}, "no image sets")],
+     ({"preset": "quick", "ids": ("nowhere",)}, "'nowhere': no such set"), ({"preset": "quick"}, "no image sets")],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_before_anything_is_written(plan: Any, message: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

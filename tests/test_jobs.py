@@ -344,7 +344,7 @@ def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_pat
     one_line(onefold_(*fit, "--model", home / "images.npy"), "images.npy: not a model that torch.export.save wrote")
     one_line(onefold_(*fit, "--model", home / "stiff.pt2"), "batches of 2 only", "dynamic_shapes")
     one_line(onefold_(*fit, "--model", net, "--layer", "9"), "no layer '9'", "did you mean")
-    one_line(onefold_(*fit, "--model", net, "--method", "rnd"), "--model: rnd cannot use a model", "csd, gp, knn")
+    one_line(onefold_(*fit, "--model", net, "--method", "rnd"), "rnd cannot use a model", "csd, gp, local-gp, knn")
     one_line(onefold_(*fit, "--layer", "1"), "--layer: ", "Name the model with --model")
     vectors = str(home / "arrays.npz::vectors")
     done = onefold_("fit", vectors, "-o", tmp_path / "m.onefold", "--model", net)

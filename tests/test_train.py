@@ -48,7 +48,7 @@ def test_rate_warms_up_and_decays_linearly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "word"), [({"steps": 0}, "steps?"), ({"batch": 1}, "batch must"), ({"lr": 0.0}, "lr must")]
+    ("bad", "word"), [({"steps": 0}, "steps?"), ({"batch": 1}, "batch: must"), ({"lr": 0.0}, "lr: must")]
 )
 def test_impossible_recipes_are_refused(bad: dict, word: str) -> None:
     with pytest.raises(InputError, match=word):

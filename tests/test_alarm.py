@@ -86,14 +86,14 @@ def test_pvalue_threshold_and_decision_agree(values: list[int], rate: float) -> 
     np.testing.assert_array_equal(p <= rate, queries > alarm.threshold)
     assert (np.diff(p[np.argsort(queries)]) <= 1e-15).all()  # stranger is never more likely
     assert ((p > 0) & (p <= 1)).all()
-    assert (alarm.conservative(queries) >= p).all()
+    assert (alarm.conservative_pvalues(queries) >= p).all()
 
 
 def test_pvalues_by_hand() -> None:
     alarm = Alarm(np.array([1.0, 2.0, 2.0, 3.0]), 0.25)
     u = alarm.u
     np.testing.assert_allclose(alarm.pvalues(np.array([0.0, 2.0, 2.5, 9.0])), np.array([4 + u, 3 + u, 1 + u, u]) / 5)
-    np.testing.assert_allclose(alarm.conservative(np.array([0.0, 2.0, 9.0])), [1, 4 / 5, 1 / 5])
+    np.testing.assert_allclose(alarm.conservative_pvalues(np.array([0.0, 2.0, 9.0])), [1, 4 / 5, 1 / 5])
 
 
 def test_calibration_is_repeatable_and_does_not_depend_on_order() -> None:
@@ -126,7 +126,7 @@ def test_false_discoveries_stay_within_the_rate() -> None:
     for _ in range(400):
         alarm = Alarm(rng.normal(size=500), 0.05)
         scores = np.concatenate([rng.normal(size=50), rng.normal(3, 1, size=50)])
-        flagged = benjamini_hochberg(alarm.conservative(scores), fdr)
+        flagged = benjamini_hochberg(alarm.conservative_pvalues(scores), fdr)
         shares.append(flagged[:50].sum() / max(1, flagged.sum()))
         found.append(flagged[50:].mean())
     assert 0.05 < np.mean(shares) <= fdr / 2 + 3 * np.std(shares) / np.sqrt(400)  # BH keeps fdr × the familiar share
@@ -149,7 +149,7 @@ def test_the_verbs(name: str) -> None:
     np.testing.assert_array_equal(detector.pvalue(x) <= 0.1, detector.is_ood(x))
     assert 0.01 < detector.is_ood(x[199:]).mean() < 0.25
     np.testing.assert_array_equal(
-        detector.is_ood(x, fdr=0.3), benjamini_hochberg(detector.alarm.conservative(scores), 0.3)
+        detector.is_ood(x, fdr=0.3), benjamini_hochberg(detector.alarm.conservative_pvalues(scores), 0.3)
     )
     with pytest.raises(InputError, match=r"18 calibration samples are too few .* 19 are needed"):
         detector.calibrate(x[:18])

@@ -28,6 +28,7 @@ class Outer:
     limit: int | None = None
     parts: list[Inner] = field(default_factory=list)
     sets: dict[str, float] = field(default_factory=dict)
+    mixed: int | str | list[int] | Inner | None = None
 
 
 inner = st.builds(
@@ -77,6 +78,10 @@ def test_integers_are_taken_for_floats_and_absent_fields_for_their_defaults() ->
         ({"inner": {"lr": 1, "pair": [1]}}, "inner.pair: 1 entries instead of 2"),
         ({"parts": [{"lr": 1}, 0]}, r"parts\[1\]: 0 is not an object"),
         ({"sets": {"a": None}}, "sets.a: None is not a finite number"),
+        ({"mixed": 1.5}, "mixed: 1.5 is not an integer or text or a list or a valid Inner$"),
+        ({"mixed": {"lr": "1"}}, "mixed: .* is not an integer or text or a list or a valid Inner$"),
+        ({"inner": {"lr": 1, "sizes": [1] * (2**20 + 1)}}, "inner.sizes: has 1,048,577 entries, at most 1,048,576"),
+        ({"sets": dict.fromkeys(map(str, range(2**20 + 1)), 1.0)}, "sets: has 1,048,577 entries, at most 1,048,576"),
         ({"other": 1}, "Outer: there is no field 'other'"),
         ({"name": ["x" * 999]}, "name: .{60}… is not text"),
     ],

@@ -303,7 +303,7 @@ def test_gradients_pass_through_the_normalisation() -> None:
 
 @pytest.mark.parametrize("dueling", [True, False])
 def test_heads_are_independent(dueling: bool) -> None:
-    heads = Heads(7, 5, 3, generator(0), members=4, atoms=2, dueling=dueling)
+    heads = Heads(7, 5, 3, generator(0), heads=4, atoms=2, dueling=dueling)
     features = torch.rand(6, 7, generator=generator(1))
     values = heads(features)
     assert values.shape == (4, 6, 3, 2)
@@ -321,7 +321,7 @@ def test_heads_are_independent(dueling: bool) -> None:
 @pytest.mark.parametrize("dueling", [True, False])
 def test_last_layers_compute_in_float32_beside_bfloat16(dueling: bool) -> None:
     """Actions differ by a thousandth; bfloat16 has 256 numbers between 1 and 2."""
-    heads = Heads(7, 5, 3, generator(0), members=1, atoms=1, dueling=dueling)
+    heads = Heads(7, 5, 3, generator(0), heads=1, atoms=1, dueling=dueling)
     features = torch.rand(6, 7, generator=generator(1))
     with torch.no_grad():
         (heads.advantage if heads.value is None else heads.value).bias.fill_(100.0)
@@ -380,7 +380,7 @@ def test_random_priors_are_frozen_heads_on_the_trunks_features(scale: float) -> 
     assert network.members is not None
     assert network.prior is not None
     assert not any(parameter.requires_grad for parameter in network.prior.parameters())
-    assert network.prior.members == 10
+    assert network.prior.heads == 10
     features = network.trunk(x)
     trained = network.members(features).squeeze(-1)
     outputs = network(x)

@@ -20,7 +20,7 @@ def auroc(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
         Area under the ROC curve, from 0 to 1; 0.5 is chance.
 
     Raises:
-        InputError: If a side has no scores, or a score is NaN or infinite.
+        InputError: If a group has no scores, or a score is NaN or infinite.
     """
     from sklearn.metrics import roc_auc_score  # takes a second to load
 
@@ -40,12 +40,14 @@ def aupr_out(familiar: ArrayLike, unfamiliar: ArrayLike, *, balanced: bool = Tru
         Average precision, from 0 to 1.
 
     Raises:
-        InputError: If a side has no scores, or a score is NaN or infinite.
+        InputError: If a group has no scores, or a score is NaN or infinite.
     """
     from sklearn.metrics import average_precision_score
 
     scores, labels = _join_groups(familiar, unfamiliar)
-    return float(average_precision_score(labels, scores, sample_weight=_weights(labels) if balanced else None))
+    return float(
+        average_precision_score(labels, scores, sample_weight=_class_balanced_weights(labels) if balanced else None)
+    )
 
 
 def aupr_in(familiar: ArrayLike, unfamiliar: ArrayLike, *, balanced: bool = True) -> float:
@@ -60,12 +62,16 @@ def aupr_in(familiar: ArrayLike, unfamiliar: ArrayLike, *, balanced: bool = True
         Average precision, from 0 to 1.
 
     Raises:
-        InputError: If a side has no scores, or a score is NaN or infinite.
+        InputError: If a group has no scores, or a score is NaN or infinite.
     """
     from sklearn.metrics import average_precision_score
 
     scores, labels = _join_groups(familiar, unfamiliar)
-    return float(average_precision_score(1 - labels, -scores, sample_weight=_weights(labels) if balanced else None))
+    return float(
+        average_precision_score(
+            1 - labels, -scores, sample_weight=_class_balanced_weights(labels) if balanced else None
+        )
+    )
 
 
 def fpr95(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
@@ -79,7 +85,7 @@ def fpr95(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
         False-positive rate with familiar inputs as positives, from 0 (best) to 1.
 
     Raises:
-        InputError: If a side has no scores, or a score is NaN or infinite.
+        InputError: If a group has no scores, or a score is NaN or infinite.
     """
     scores, labels = _join_groups(familiar, unfamiliar)
     ordered = np.sort(scores[labels == 0])
@@ -114,23 +120,23 @@ def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
 
     Args:
         a: Scores.
-        b: As many scores of the same samples.
+        b: Scores of the same samples, same length.
 
     Returns:
-        Correlation from −1 to 1; NaN if one side is constant.
+        Correlation from −1 to 1; NaN if `a` or `b` is constant.
 
     Raises:
         InputError: If the lengths differ, or a score is NaN or infinite.
     """
-    values = [np.asarray(side, dtype=np.float64).ravel() for side in (a, b)]
+    values = [np.asarray(scores, dtype=np.float64).ravel() for scores in (a, b)]
     if len(values[0]) != len(values[1]):
         raise InputError(
             f"scores: the two sets have different lengths ({len(values[0])} and {len(values[1])}). "
             "Pass scores of the same samples."
         )
-    if not all(np.isfinite(side).all() for side in values):
+    if not all(np.isfinite(scores).all() for scores in values):
         raise InputError("scores: NaN or infinity cannot be ranked. Pass finite scores.")
-    left, right = (_ranks(side) for side in values)
+    left, right = (_ranks(scores) for scores in values)
     if np.ptp(left) == 0 or np.ptp(right) == 0:
         return float("nan")
     return float(np.corrcoef(left, right)[0, 1])
@@ -153,6 +159,6 @@ def _join_groups(familiar: ArrayLike, unfamiliar: ArrayLike) -> tuple[NDArray[np
     return scores, np.repeat([0, 1], [len(group) for group in groups])
 
 
-def _weights(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+def _class_balanced_weights(labels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return weights that give both classes the same total."""
     return (1 / np.bincount(labels))[labels]

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from onefold.core.batches import whole
-from onefold.core.memory import ran_out
+from onefold.core.memory import is_out_of_memory
 from onefold.errors import InputError, MissingExtraError, OnefoldError
 
 Work: TypeAlias = Callable[[Any], dict[str, Any]]
@@ -58,7 +58,7 @@ def attempt(work: Work, job: Any) -> Answer:
     except OnefoldError as error:
         return None, str(error), ""
     except Exception as error:
-        if ran_out(error):
+        if is_out_of_memory(error):
             return None, "out of memory", traceback.format_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_REASON]
         return None, reason, traceback.format_exc()

@@ -1,6 +1,5 @@
 """`onefold fit`: fit a detector, calibrate it, and save it."""
 
-import math
 import warnings
 from collections import deque
 from dataclasses import replace
@@ -16,14 +15,13 @@ from onefold.core.arguments import check_choice
 from onefold.core.batches import batch_length
 from onefold.core.memory import trim_memory
 from onefold.core.progress import show_spinner, track_progress
-from onefold.detectors import CSD, RND
-from onefold.detectors.alarm import check_rate
+from onefold.detectors.alarm import check_rate, min_calibration_samples
 from onefold.detectors.base import Detector
 from onefold.detectors.registry import by_command
 from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument
 from onefold.inputs import ImageFolder, Picture, Source, form_of, open_source, split
 from onefold.kernels import from_model
-from onefold.kernels.programs import check_accepts, load_program, picture_for
+from onefold.kernels.programs import check_model_accepts_data, load_program, picture_for
 from onefold.nn.train import CHECKPOINT
 from onefold.types import Model
 
@@ -60,12 +58,12 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     detector = make_detector(job, model)
     check_outputs([job.out], [job.data, job.training.context, job.calibration.calibrate, model_path])
     keywords: dict[str, Any] = {}
-    if isinstance(detector, CSD | RND):
+    if by_command(job.method).trains:
         check_checkpoint(job.checkpoint)
         keywords["checkpoint"] = job.checkpoint
     sources = open_sources(job, None if model is None else picture_for(model))
     if model_path is not None:
-        check_accepts(model_path, detector.kernel, sources.train, job.data)
+        check_model_accepts_data(model_path, detector.kernel, sources.train, job.data)
     check_count(sources.calibration, job)
     if sources.context is not None:
         keywords["context"] = sources.context
@@ -113,7 +111,7 @@ def make_detector(job: Fit, model: Model | None) -> Any:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Raise FileError if the state of a stopped training cannot be read, before the data is."""
+    """Raise FileError for an unreadable checkpoint. Call before reading the data."""
     if path.exists():
         try:
             storage.load(path, CHECKPOINT)
@@ -141,7 +139,7 @@ def open_sources(job: Fit, picture: Picture | None) -> Sources:
 def check_count(calibration: Source, job: Fit) -> None:
     """Raise InputError if there are too few samples to calibrate on, before the training."""
     fpr, path = job.calibration.fpr, job.calibration.calibrate
-    needed, count = math.ceil(1 / fpr - 1e-9) - 1, 0
+    needed, count = min_calibration_samples(fpr), 0
     for batch in calibration.batches(max(1, min(needed, BATCH))):
         count += batch_length(batch)
         if count >= needed:

@@ -80,9 +80,9 @@ def _main(arguments: Sequence[str]) -> int:
             message += f". Free some space; finished work is kept. {job.resume_hint or RERUN}"
         return _fail(message, 2)
     except (MemoryError, RuntimeError) as error:
-        from onefold.core.memory import ran_out
+        from onefold.core.memory import is_out_of_memory
 
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         return _fail("out of memory. Use smaller batches or networks.", 2)
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ def check_number(
     high: float = math.inf,
     closed: Literal["neither", "left", "both"] = "neither",
 ) -> float:
-    """Return `value` as a finite float between `low` and `high`; `closed` lists the bounds that are included."""
+    """Return `value` as a finite float between `low` and `high`; `closed` states which bounds are allowed values."""
     try:
         number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # an integer of more than 308 digits
@@ -68,10 +68,11 @@ def check_choice(value: Any, name: str, choices: Collection[str]) -> Any:
     return value
 
 
-def check_instance(value: Any, name: str, kind: type[Instance]) -> Instance:
-    """Return `value` if it is an instance of `kind`."""
-    if not isinstance(value, kind):
-        raise InputError(f"must be of class {kind.__name__}, not {_describe(value)}", argument=name)
+def check_instance(value: Any, name: str, cls: type[Instance]) -> Instance:
+    """Return `value` if it is an instance of `cls`."""
+    if not isinstance(value, cls):
+        article = "an" if cls.__name__[0] in "AEIOU" else "a"
+        raise InputError(f"must be {article} {cls.__name__}, not {_describe(value)}", argument=name)
     return value
 
 

@@ -41,7 +41,7 @@ def require(needed: int, limit: int, *, what: str, way_out: str) -> None:
         )
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the error is an out-of-memory error. On a CPU, torch raises a RuntimeError with only a text."""
     phrases = "not enough memory", "can't allocate memory", "out of memory"
     return isinstance(error, MemoryError) or (

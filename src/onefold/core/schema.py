@@ -36,68 +36,92 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
     """
     hints = _hints(kind)
     fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
-    needed = {field.name for field in fields if _is_needed(field)}
+    required = {field.name for field in fields if _is_required(field)}
     where = name or kind.__name__
     if not isinstance(content, dict):
-        raise InputError(f"{_shown(content)} is not an object of settings", argument=where)
-    if missing := sorted(needed - set(content)):
+        raise InputError(f"{_quote(content)} is not an object of settings", argument=where)
+    if missing := sorted(required - set(content)):
         raise InputError(f"{missing[0]} is missing", argument=where)
     if unknown := sorted(set(content) - {field.name for field in fields}):
-        raise InputError(f"there is no field {_shown(unknown[0])}", argument=where)
-    return kind(**{key: _value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()})
+        raise InputError(f"there is no field {_quote(unknown[0])}", argument=where)
+    return kind(
+        **{key: _parse_value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()}
+    )
 
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of the fields; kept, because a table has one object for each of many columns."""
+    """Return the types of the fields; cached: a table file holds one Column object per column."""
     return get_type_hints(kind)
 
 
-def _is_needed(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
+def _parse_value(hint: Any, value: Any, name: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _value_of_union([kind for kind in arguments if kind is not type(None)], value, name)
+        return _parse_union([kind for kind in arguments if kind is not type(None)], value, name)
     if origin is Literal:
         if not any(value == choice and type(value) is type(choice) for choice in arguments):
-            raise InputError(f"{_shown(value)} is not one of {', '.join(map(str, arguments))}", argument=name)
+            raise InputError(f"{_quote(value)} is not one of {', '.join(map(str, arguments))}", argument=name)
         return value
     if origin in (tuple, list):
-        return _sequence(origin, arguments, value, name)
+        return _parse_sequence(origin, arguments, value, name)
     if origin is dict:
-        if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
-            raise InputError(f"{_shown(value)} is not an object", argument=name)
-        return {key: _value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
+        if not isinstance(value, dict):
+            raise InputError(f"{_quote(value)} is not an object", argument=name)
+        _check_length(value, name)
+        return {key: _parse_value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, name)  # pyright: ignore[reportArgumentType]
-    return _scalar(hint, value, name)
+    return _parse_scalar(hint, value, name)
 
 
-def _value_of_union(kinds: list[Any], value: Any, name: str) -> Any:
-    for kind in kinds[:-1]:
+def _parse_union(kinds: list[Any], value: Any, name: str) -> Any:
+    if len(kinds) == 1:
+        return _parse_value(kinds[0], value, name)
+    for kind in kinds:
         try:
-            return _value(kind, value, name)
+            return _parse_value(kind, value, name)
         except InputError:
             continue
-    return _value(kinds[-1], value, name)
+    raise InputError(f"{_quote(value)} is not {' or '.join(map(_describe_type, kinds))}", argument=name)
 
 
-def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
-    if not isinstance(value, list) or len(value) > MOST_ENTRIES:
-        raise InputError(f"{_shown(value)} is not a list, such as [16, 32]", argument=name)
+def _describe_type(hint: Any) -> str:
+    if hint in SCALARS:
+        return SCALARS[hint][1]
+    origin = get_origin(hint)
+    if origin is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    if origin in (tuple, list):
+        return "a list"
+    return "an object" if origin is dict else f"a valid {hint.__name__}"
+
+
+def _check_length(value: list[Any] | dict[str, Any], name: str) -> None:
+    if len(value) > MOST_ENTRIES:
+        raise InputError(f"has {len(value):,} entries, at most {MOST_ENTRIES:,}", argument=name)
+
+
+def _parse_sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
+    if not isinstance(value, list):
+        raise InputError(f"{_quote(value)} is not a list, such as [16, 32]", argument=name)
+    _check_length(value, name)
     kinds = arguments
     if origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis):
         kinds = (arguments[0],) * len(value)
     if len(kinds) != len(value):
         raise InputError(f"{len(value)} entries instead of {len(kinds)}", argument=name)
-    return origin(_value(kind, entry, f"{name}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, value, strict=True)))
+    return origin(
+        _parse_value(kind, entry, f"{name}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, value, strict=True))
+    )
 
 
 SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -108,17 +132,17 @@ SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _scalar(hint: Any, value: Any, name: str) -> Any:
+def _parse_scalar(hint: Any, value: Any, name: str) -> Any:
     if hint not in SCALARS:
         raise TypeError(f"{name}: fields of type {hint} are not supported")
     accepted, wanted = SCALARS[hint]
     if type(value) not in accepted or (isinstance(value, float) and not math.isfinite(value)):
-        raise InputError(f"{_shown(value)} is not {wanted}", argument=name)
+        raise InputError(f"{_quote(value)} is not {wanted}", argument=name)
     if type(value) is int and abs(value) > LARGEST_INTEGER:
         raise InputError("the integer is too large", argument=name)
     return float(value) if hint is float else value
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -26,7 +26,7 @@ class Alarm:
 
     With G calibration scores above s and E equal to it, p(s) = (G + E + u) / (n + 1), and u is uniform on (0, 1].
     Without ties, p is exactly uniform on familiar data, so P(p ≤ fpr) = fpr over calibration draws. With ties,
-    P(p ≤ fpr) ≤ fpr: equal scores get the same answer, and they raise an alarm only if all of them fit into the rate.
+    P(p ≤ fpr) ≤ fpr: tied scores are all flagged or none are, whichever keeps the rate at most `fpr`.
     u is drawn once for each calibration, from its scores, so the same input gets the same p in any batch, and p ≤ fpr
     is the same as score > threshold.
 
@@ -38,7 +38,7 @@ class Alarm:
         scores: Scores of held-out familiar samples.
         fpr: False-alarm rate.
         seed: Seed of u.
-        resolution: Smallest difference that the scores resolve.
+        resolution: Absolute tolerance for ties.
     """
 
     scores: Scores
@@ -51,7 +51,7 @@ class Alarm:
 
     def __post_init__(self) -> None:
         check_rate(self.fpr)
-        needed = math.ceil(1 / self.fpr - 1e-9) - 1
+        needed = min_calibration_samples(self.fpr)
         if len(self.scores) < needed:
             raise InputError(
                 f"{len(self.scores)} calibration samples are too few for a false-alarm rate of {self.fpr:g}: "
@@ -71,7 +71,7 @@ class Alarm:
         above, equal = self._counts(scores)
         return (above + equal + self.u) / (len(self.scores) + 1)
 
-    def conservative(self, scores: Scores) -> NDArray[np.float64]:
+    def conservative_pvalues(self, scores: Scores) -> NDArray[np.float64]:
         """Return p(s) with u = 1, for which guarantees about many tests at once are proved; never smaller than p(s)."""
         above, equal = self._counts(scores)
         return (above + equal + 1) / (len(self.scores) + 1)
@@ -79,19 +79,22 @@ class Alarm:
     @cached_property
     def threshold(self) -> float:
         """Scores above it have p ≤ fpr, and no others."""
-        edges = np.unique(np.concatenate([[-np.inf], np.nextafter(self._low, -np.inf), self._high]))
-        alarms = self.pvalues(np.nextafter(edges, np.inf)) <= self.fpr  # of scores just above each edge
-        return float(edges[np.argmax(alarms)])
+        candidates = np.unique(np.concatenate([[-np.inf], np.nextafter(self._low, -np.inf), self._high]))
+        flagged = self.pvalues(np.nextafter(candidates, np.inf)) <= self.fpr
+        # The first candidate above which p ≤ fpr; above the largest score this always holds.
+        return float(candidates[np.argmax(flagged)])
 
     @property
     def flagged_share(self) -> float:
-        """Share of the calibration scores above the threshold: about `fpr`, or less where many scores are equal."""
+        """Share of the calibration scores above the threshold: about `fpr`, or less if many scores are equal."""
         return float((self.scores > self.threshold).mean())
 
     def warn_of_ties(self) -> None:
         """Warn if equal scores make the false-alarm rate less than half of `fpr`."""
         n = len(self.scores)
-        if self.flagged_share >= self.fpr / 2 or self.fpr * (n + 1) < 2:
+        if self.fpr * (n + 1) < 2:  # fewer than two expected alarms: nothing to compare
+            return
+        if self.flagged_share >= self.fpr / 2:
             return
         highest = self.scores[self.scores <= self.threshold].max()
         equal = int(self._counts(np.array([highest]))[1][0])
@@ -109,12 +112,17 @@ class Alarm:
 
 
 def check_rate(fpr: float) -> None:
-    """Refuse what is no rate."""
+    """Raise InputError unless 0 < fpr < 1."""
     check_number(fpr, "fpr", 0, 1)
 
 
+def min_calibration_samples(fpr: float) -> int:
+    """Return the smallest n for which a p-value of n calibration scores can be at most `fpr`: 1 / (n + 1) ≤ fpr."""
+    return math.ceil(1 / fpr - 1e-9) - 1  # 1e-9 absorbs rounding of 1 / fpr
+
+
 def benjamini_hochberg(pvalues: NDArray[np.float64], fdr: float) -> NDArray[np.bool_]:
-    """Which of many tests to reject so that at most a share `fdr` of the rejections is expected to be false.
+    """Return a mask of rejected tests with expected false-discovery rate at most `fdr`.
 
     Reject the k smallest with k the largest such that p₍ₖ₎ ≤ fdr · k/m (Benjamini & Hochberg, 1995). Conformal p-values
     of one calibration set depend on each other in a way that keeps the guarantee (Bates et al., 2023).

@@ -181,7 +181,7 @@ class Detector(ABC):
         alarm = self._calibrated()
         scores = self.score(x)
         if fdr is not None:
-            return benjamini_hochberg(alarm.conservative(scores), fdr)
+            return benjamini_hochberg(alarm.conservative_pvalues(scores), fdr)
         return scores > alarm.threshold
 
     @property

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from onefold.core.arguments import check_choice, check_integer, check_number
 from onefold.core.batches import check_seed
 from onefold.detectors import CSD, KNN, METHODS, RND, LastLayerGP, LocalGP, MethodInfo
+from onefold.detectors.alarm import min_calibration_samples
 from onefold.detectors.variance_scorer import SCORES
 from onefold.distil import Architecture
 from onefold.errors import InputError, OnefoldWarning
@@ -28,7 +29,7 @@ Parameter: TypeAlias = Any
 SUPPORTED = {name: METHODS[name] for name in ("CSD", "LastLayerGP", "LocalGP", "RND", "KNN")}
 SETTINGS = ("n_neighbors", "width", "score_kind", "steps", "batch", "learning_rate")
 FALSE_ALARM_RATE = 0.05  # for contamination="auto"
-ENOUGH = round(1 / FALSE_ALARM_RATE) - 1  # held-out rows that a threshold for that rate needs
+ENOUGH = min_calibration_samples(FALSE_ALARM_RATE)  # held-out rows that a threshold for that rate needs
 MAX_HELD_OUT = 1000
 MIN_ROWS = 3  # two to fit and one to hold out
 BLOCK = 16  # rows; for fewer than four the CPU multiplies matrices by routines that round differently
@@ -123,10 +124,9 @@ class OnefoldDetector(OutlierMixin, BaseEstimator):
         seed = _make_seed(self.random_state)
         fit_rows, held_out = _split(rows, seed) if share is None else (rows, rows[:0])
         detector = _make_detector(self.method, settings, len(fit_rows), seed, self.device)
-        if isinstance(detector, CSD | RND):
-            detector.fit(fit_rows, progress=False)  # a grid search would show hundreds of progress bars
-        else:
-            detector.fit(fit_rows)
+        # A grid search would show hundreds of progress bars.
+        keywords: dict[str, Any] = {"progress": False} if SUPPORTED[self.method].trains else {}
+        detector.fit(fit_rows, **keywords)
         if share is None:
             self.offset_ = -_calibrate(detector, held_out)
         else:

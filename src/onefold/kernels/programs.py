@@ -50,8 +50,8 @@ def picture_for(net: Model) -> Picture | None:
     return Picture(height, width, channels)
 
 
-def check_accepts(path: Path, kernel: Any, source: Source, name: str) -> None:
-    """Raise InputError if a model does not take the first samples of a source."""
+def check_model_accepts_data(path: Path, kernel: Any, source: Source, name: str) -> None:
+    """Raise InputError if a model does not accept the first samples of a source."""
     first = next(source.batches(2))
     reader = Reader.infer(first, form_of(source), as_given=True)
     batch = Prepare(reader)(reader.check(first, name))

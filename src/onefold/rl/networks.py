@@ -13,11 +13,12 @@ from onefold.nn.nets import Entry
 
 
 class Trunk(nn.Module):
-    """IMPALA's stages (Espeholt et al., 2018) on frames of bytes: [N, C, H, W] to features [N, width].
+    """IMPALA's stages (Espeholt et al., 2018) on float images in [0, 1]: [N, C, H, W] to features [N, width].
 
     The convolutions of the residual units are divided by their largest singular value (Miyato et al., 2018; Gogianu et
-    al., 2021), as in the paper's base (Schmidt & Schmied, 2021). The four of a stage are one tensor, so that one power
-    iteration serves all four. Only `power_iteration` updates the singular vectors; a forward pass does not.
+    al., 2021), as in the baseline agent of the paper (Schmidt & Schmied, 2021). The weights of a stage's four
+    convolutions are stacked in one tensor, so that one power iteration updates all four. Only `power_iteration` updates
+    the singular vectors; a forward pass does not.
     """
 
     def __init__(self, shape: tuple[int, int, int], channels: Sequence[int], generator: Generator) -> None:
@@ -59,7 +60,7 @@ class Trunk(nn.Module):
             weights.append(unit / largest[:, None, None, None, None])
         return weights
 
-    def forward(self, x: Tensor) -> Float[Tensor, "n width"]:
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
         if self.fused:
             return self._fused(x)
         x = x.to(memory_format=torch.channels_last)
@@ -70,7 +71,7 @@ class Trunk(nn.Module):
                 x = x + F.conv2d(F.relu(inner), weights[second], biases[second], padding=1)
         return F.relu(x).flatten(1)
 
-    def _fused(self, x: Tensor) -> Float[Tensor, "n width"]:
+    def _fused(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
         """Return the same by the registered kernels, in bfloat16, one stage at a time."""
         assert nets.fused_stages is not None
         z = nets.fused_stages.stack_images([x])
@@ -104,20 +105,20 @@ class Heads(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, hidden: int, actions: int, generator: Generator, *, members: int, atoms: int, dueling: bool
+        self, inputs: int, hidden: int, actions: int, generator: Generator, *, heads: int, atoms: int, dueling: bool
     ) -> None:
         super().__init__()
-        self.members, self.actions, self.atoms = members, actions, atoms
-        self.hidden = _Layers(members, inputs, 2 * hidden if dueling else hidden, generator)
-        self.value = _Layers(members, hidden, atoms, generator) if dueling else None
-        self.advantage = _Layers(members, hidden, actions * atoms, generator)
+        self.heads, self.actions, self.atoms = heads, actions, atoms
+        self.hidden = _BatchedLinear(heads, inputs, 2 * hidden if dueling else hidden, generator)
+        self.value = _BatchedLinear(heads, hidden, atoms, generator) if dueling else None
+        self.advantage = _BatchedLinear(heads, hidden, actions * atoms, generator)
 
     @torch.no_grad()
     def initialise_output(self, values: Float[Tensor, " atoms"]) -> None:
         """Initialise the last layers so that every state and action has the output `values`.
 
-        The outputs of random last layers would differ between actions ten times as much as true values, and decrease
-        only by γⁿ with every copy to the target network.
+        Random last layers give differences between actions ten times the true ones; each target update shrinks them
+        only by γⁿ.
         """
         nn.init.zeros_(self.advantage.weight)
         if self.value is None:
@@ -127,7 +128,7 @@ class Heads(nn.Module):
             self.value.bias.copy_(values)
 
     def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "heads n actions atoms"]:
-        hidden = F.relu(self.hidden(features.expand(self.members, -1, -1)))
+        hidden = F.relu(self.hidden(features.expand(self.heads, -1, -1)))
         with torch.autocast(features.device.type, enabled=False):
             hidden = hidden.float()
             if self.value is None:
@@ -138,16 +139,16 @@ class Heads(nn.Module):
             return value + advantage - advantage.mean(2, keepdim=True)
 
 
-class _Layers(nn.Module):
-    """A dense layer per head."""
+class _BatchedLinear(nn.Module):
+    """Dense layers of all heads, one matrix per head."""
 
-    def __init__(self, members: int, inputs: int, outputs: int, generator: Generator) -> None:
+    def __init__(self, heads: int, inputs: int, outputs: int, generator: Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
-        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(heads, 1, outputs))
         he_uniform_(self.weight, inputs, generator)
 
-    def forward(self, x: Float[Tensor, "m n inputs"]) -> Float[Tensor, "m n outputs"]:
+    def forward(self, x: Float[Tensor, "heads n inputs"]) -> Float[Tensor, "heads n outputs"]:
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -35,18 +35,18 @@ class QNetwork(nn.Module):
         self.agent = agent
         self.trunk = make_trunk(shape, learning.channels, learning.hidden, generator)
 
-        def heads(members: int, atoms: int) -> Heads:
+        def make_heads(heads: int, atoms: int) -> Heads:
             return Heads(
                 self.trunk.width, learning.hidden, actions, generator,
-                members=members, atoms=atoms, dueling=agent.dueling,
+                heads=heads, atoms=atoms, dueling=agent.dueling,
             )  # fmt: skip
 
-        self.members = heads(agent.members, 1) if agent.members else None
-        self.categorical = heads(len(agent.bounds), agent.atoms) if agent.atoms else None
+        self.members = make_heads(agent.members, 1) if agent.members else None
+        self.categorical = make_heads(len(agent.bounds), agent.atoms) if agent.atoms else None
         if self.categorical is not None:
             self.categorical.initialise_output(initial_logits(agent.atoms))
         with_prior = agent.prior_scale > 0 and agent.members
-        self.prior = heads(agent.members, 1).requires_grad_(False) if with_prior else None
+        self.prior = make_heads(agent.members, 1).requires_grad_(False) if with_prior else None
 
     def forward(self, x: Tensor) -> QOutputs:
         features = self.trunk(x)

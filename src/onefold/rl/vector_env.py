@@ -36,8 +36,8 @@ START_SECONDS = 120.0  # the least time that a worker gets to start
 class VectorEnv(Protocol):
     """Environments that step together.
 
-    The last step of an episode returns its last frame. The next action is ignored: it starts the next episode. Episode
-    k of environment e depends only on the seed, k and e.
+    The last step of an episode returns its last frame. After an episode ends, the next `send` resets that environment
+    and ignores its action. The reset seed of episode k of environment e is a hash of (seed, e, k).
     """
 
     count: int
@@ -140,7 +140,7 @@ class BaseVectorEnv(ABC):
         return self.collect()
 
     def _set_episodes(self, episodes: Int64[np.ndarray, " e"]) -> None:
-        """Write the number of the episode before each; the next reset increments it."""
+        """Store k − 1 for episode k, because a reset adds 1."""
         self._rows["episodes"] = episodes - 1
 
     def _send(self, actions: Int64[np.ndarray, " e"]) -> None:
@@ -191,10 +191,13 @@ class WorkerVectorEnv(BaseVectorEnv):
             )
         spaces = inspect_spaces(make)
         dtype = row_dtype(spaces)
-        memory = CONTEXT.RawArray("b", count * dtype.itemsize)  # without a name: freed with its last user
+        memory = CONTEXT.RawArray(
+            "b", count * dtype.itemsize
+        )  # anonymous shared memory, freed when the last process exits
         super().__init__(count, spaces, np.frombuffer(memory, dtype))
         edges = [count * i // workers for i in range(workers + 1)]
         self.workers, self.timeout, self.restarts = workers, timeout, 0
+        # The first core depends on the process, to spread concurrent runs over cores.
         self._tasks = [
             WorkerTask(make, memory, spaces, start, stop, seed, i, cores[(os.getpid() + i) % len(cores)])
             for i, (start, stop) in enumerate(itertools.pairwise(edges))
@@ -233,7 +236,7 @@ class WorkerVectorEnv(BaseVectorEnv):
     def _start_step(self) -> None:
         if not self._workers:
             raise InputError("vector environment: is closed. Make a new one.")
-        # Wake the worker on this core last: it takes over the core, and the others would have to wait.
+        # Wake the worker on this core last, else it pre-empts this process before the others are woken.
         here = current_core()
         for worker in sorted(self._workers, key=lambda worker: worker.core == here):
             worker.step()
@@ -262,14 +265,17 @@ class WorkerVectorEnv(BaseVectorEnv):
                     lost[i] = self._workers[i].read_failure()
                     waiting.discard(i)
             if waiting <= done or not ready:
-                # A worker may have been restarted after it was done; then its rows are not complete.
-                incomplete = {self._worker_of_row[k] for k in np.flatnonzero(self._rows["completed"] != self._step)}
-                waiting -= done - incomplete
+                # `done` may hold a notice of the killed worker, so check the rows.
+                waiting -= done - self._incomplete_workers()
             if not ready:
                 for i in waiting:
                     self._ready.unregister(self._workers[i])
                 return lost | dict.fromkeys(waiting, f"no response within {seconds:g} s")
         return lost
+
+    def _incomplete_workers(self) -> set[int]:
+        """Return the workers with rows that do not hold the outcome of the current step."""
+        return {self._worker_of_row[k] for k in np.flatnonzero(self._rows["completed"] != self._step)}
 
     def _restart_worker(self, i: int, reason: str) -> None:
         """Start a new worker, whose environments begin their next episodes."""

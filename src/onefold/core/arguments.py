@@ -58,7 +58,10 @@ def check_sizes(value: Any, name: str) -> tuple[int, ...]:
     """Return the sizes of layers as a tuple: at most 64 integers from 1 to 2²⁰."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > 64:
         raise InputError(f"must be at most 64 layer sizes, as (256, 256), not {_describe(value)}", argument=name)
-    return tuple(check_integer(size, f"{name}[{i}]", 1, MAX_SIZE) for i, size in enumerate(value))
+    sizes = []
+    for i, size in enumerate(value):
+        sizes.append(check_integer(size, f"{name}[{i}]", 1, MAX_SIZE))
+    return tuple(sizes)
 
 
 def check_choice(value: Any, name: str, choices: Collection[str]) -> Any:

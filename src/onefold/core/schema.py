@@ -31,6 +31,9 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
         content: JSON content.
         name: Name of `content` in messages, such as "agent"; empty for a whole file.
 
+    Returns:
+        The dataclass, with tuples where its fields are tuples.
+
     Raises:
         InputError: The content does not match the fields; the message names the field by its path, such as "agent.lr".
     """
@@ -44,9 +47,10 @@ def from_json(kind: type[T], content: Any, name: str = "") -> T:
         raise InputError(f"{missing[0]} is missing", argument=where)
     if unknown := sorted(set(content) - {field.name for field in fields}):
         raise InputError(f"there is no field {_quote(unknown[0])}", argument=where)
-    return kind(
-        **{key: _parse_value(hints[key], value, f"{name}.{key}" if name else key) for key, value in content.items()}
-    )
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        values[key] = _parse_value(hints[key], value, f"{name}.{key}" if name else key)
+    return kind(**values)
 
 
 @functools.cache
@@ -61,26 +65,34 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _parse_value(hint: Any, value: Any, name: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
         return _parse_union([kind for kind in arguments if kind is not type(None)], value, name)
     if origin is Literal:
-        if not any(value == choice and type(value) is type(choice) for choice in arguments):
-            raise InputError(f"{_quote(value)} is not one of {', '.join(map(str, arguments))}", argument=name)
-        return value
+        return _parse_literal(arguments, value, name)
     if origin in (tuple, list):
-        return _parse_sequence(origin, arguments, value, name)
+        entries = []
+        for i, entry_kind in enumerate(_entry_kinds(origin, arguments, value, name)):
+            entries.append(_parse_value(entry_kind, value[i], f"{name}[{i}]"))
+        return origin(entries)
     if origin is dict:
         if not isinstance(value, dict):
             raise InputError(f"{_quote(value)} is not an object", argument=name)
         _check_length(value, name)
-        return {key: _parse_value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
+        parsed = {}
+        for key, entry in value.items():
+            parsed[key] = _parse_value(arguments[1], entry, f"{name}.{key}")
+        return parsed
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, name)  # pyright: ignore[reportArgumentType]
     return _parse_scalar(hint, value, name)
+
+
+def _parse_literal(choices: tuple[Any, ...], value: Any, name: str) -> Any:
+    if not any(value == choice and type(value) is type(choice) for choice in choices):
+        raise InputError(f"{_quote(value)} is not one of {', '.join(map(str, choices))}", argument=name)
+    return value
 
 
 def _parse_union(kinds: list[Any], value: Any, name: str) -> Any:
@@ -110,7 +122,8 @@ def _check_length(value: list[Any] | dict[str, Any], name: str) -> None:
         raise InputError(f"has {len(value):,} entries, at most {MOST_ENTRIES:,}", argument=name)
 
 
-def _parse_sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
+def _entry_kinds(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...]:
+    """Return the type of each entry of a list; refuse what is not a list of that length."""
     if not isinstance(value, list):
         raise InputError(f"{_quote(value)} is not a list, such as [16, 32]", argument=name)
     _check_length(value, name)
@@ -119,9 +132,7 @@ def _parse_sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: s
         kinds = (arguments[0],) * len(value)
     if len(kinds) != len(value):
         raise InputError(f"{len(value)} entries instead of {len(kinds)}", argument=name)
-    return origin(
-        _parse_value(kind, entry, f"{name}[{i}]") for i, (kind, entry) in enumerate(zip(kinds, value, strict=True))
-    )
+    return kinds
 
 
 SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -133,6 +144,8 @@ SCALARS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def _parse_scalar(hint: Any, value: Any, name: str) -> Any:
+    if hint is Any:
+        return value
     if hint not in SCALARS:
         raise TypeError(f"{name}: fields of type {hint} are not supported")
     accepted, wanted = SCALARS[hint]

@@ -52,7 +52,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
         sizes = [inputs, *hidden]
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.hidden = nn.ModuleList(itertools.starmap(nn.Linear, itertools.pairwise(sizes)))
         self.head = nn.Linear(sizes[-1], outputs)
 
     def features(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n width"]:

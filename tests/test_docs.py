@@ -10,9 +10,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest import mock
 
 import pytest
 from pages import LANGUAGES, check_printed, replaced, run_page, steps
+
+from onefold.detectors.registry import METHODS
+from onefold.rl.bonus import BONUSES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -36,8 +40,11 @@ def _with_code() -> list[Any]:
 
 @pytest.mark.parametrize("path", _with_code())
 def test_the_code_of_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods and bonuses that a page registers are removed afterwards: other tests run over the registries."""
     monkeypatch.chdir(tmp_path)
-    run_page(path)
+    with mock.patch.dict(METHODS), mock.patch.dict(BONUSES):
+        run_page(path)
+    assert "Mahalanobis" not in METHODS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=_name)

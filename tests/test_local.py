@@ -193,16 +193,18 @@ def test_one_sample_is_refused_and_arguments_are_checked() -> None:
             LocalGP(**arguments)
 
 
-def test_it_ranks_a_gap_between_clusters_above_the_clusters() -> None:
-    """A point between two clusters is as near to its neighbours as an outlying member, but fewer agree on it."""
-    rng = np.random.default_rng(0)
-    centres = np.eye(8)[:4] * 4
-    x = (centres[rng.integers(0, 4, 400)] + rng.normal(size=(400, 8))).astype(np.float32)
-    inside = (centres[rng.integers(0, 4, 200)] + rng.normal(size=(200, 8))).astype(np.float32)
-    outside = (rng.normal(size=(200, 8)) * 1.5).astype(np.float32)
-
-    def auroc(detector: Any) -> float:
-        a, b = detector.score(inside), detector.score(outside)
-        return float((b[:, None] > a).mean())
-
-    assert auroc(LocalGP(kernel()).fit(x)) > max(0.8, auroc(KNN(kernel()).fit(x)) - 0.02)
+def test_neighbours_that_differ_say_more_than_copies_of_one() -> None:
+    """KNN sees no difference: all neighbours have the same cosine, in both banks. The copies are one point with less
+    noise, so their variance has a closed form."""
+    axes = np.eye(8, dtype=np.float32)
+    query = axes[:1]
+    different, copies = axes[0] + 0.5 * axes[1:7], np.repeat(axes[:1] + 0.5 * axes[1:2], 6, axis=0)
+    banks = [np.concatenate([bank, -axes[:2]]) for bank in (different, copies)]
+    knn = [KNN(kernel(), k=6).fit(bank).score(query)[0] for bank in banks]
+    assert knn[0] == pytest.approx(knn[1], abs=1e-6)
+    detectors = [LocalGP(kernel(), k=6).fit(bank) for bank in banks]
+    variances = [detector.score(query)[0] for detector in detectors]
+    tau: Any = detectors[1].state.scorer.bandwidth
+    similarity = math.exp((1.25**-0.5 - 1) / float(tau))
+    assert variances[1] == pytest.approx(1 - 6 * similarity**2 / (6 + RIDGE), abs=1e-5)
+    assert variances[0] < 0.8 * variances[1]

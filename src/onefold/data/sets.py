@@ -97,11 +97,11 @@ def data_dir(folder: Path | None = None) -> Path:
 def read_set(name: str, folder: Path) -> ImageSet:
     """Return an image set by name, or any set by name=path.
 
-    A set may have one of these layouts; images of files are scaled to a common size:
+    A set has one of three layouts:
 
-    - NAME.npz with x_train, y_train, x_test and y_test,
-    - a folder NAME with the four idx files, gzipped or not, or with KMNIST's own .npz files,
-    - a folder NAME with train/ and test/, each with a folder of images for each class.
+    - NAME.npz with x_train, y_train, x_test and y_test.
+    - A folder NAME with the four idx files, gzipped or not, or with KMNIST's own .npz files.
+    - A folder NAME with train/ and test/. Each has a folder of images for each class; they are scaled to one size.
 
     Args:
         name: Name of a set in `folder`, or name=path of an .npz file or a folder elsewhere.

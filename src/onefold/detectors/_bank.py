@@ -110,15 +110,7 @@ class BankDetector(Detector):
         with torch.no_grad():
             for batch in iterate_slices(data.samples, self.device):
                 bank.add(scorer.features(batch))
-        state = DetectorState(
-            reader=data.reader,
-            prepare=data.prepare,
-            scorer=scorer,
-            spec=spec,
-            device=self.device,
-            reservoir=data.reservoir,
-        )
-        return self._finish(state, bank)
+        return self._finish(DetectorState.from_data(data, scorer, spec, self.device), bank)
 
     @torch.no_grad()
     def update(self: AnyBankDetector, x: ArrayLike, *, half_life: float | None = None) -> AnyBankDetector:

@@ -208,13 +208,12 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         )
         finished(scorer, self.device)
         held_out_reservoir = Reservoir(HELD_OUT, self.seed)
-        state = DetectorState(
-            reader=data.reader,
-            prepare=data.prepare,
-            scorer=scorer,
-            spec=spec,
+        state = DetectorState.from_data(
+            data,
+            scorer,
+            spec,
+            self.device,
             summary=CSDSummary(loss=loss),
-            device=self.device,
             reservoir=data.reservoir.remove(held_out),
             held_out=held_out_reservoir if held_out is None else held_out_reservoir.add(held_out),
         )

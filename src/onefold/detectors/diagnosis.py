@@ -19,7 +19,7 @@ class Finding:
         name: Name of the check.
         value: Measured number.
         ok: True if the check passed; None for information only.
-        message: Explanation in words.
+        message: What the number means, as one sentence.
     """
 
     name: str

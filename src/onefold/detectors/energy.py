@@ -82,15 +82,7 @@ class Energy(Detector, ExportMixin):
         if classes < 2:
             raise InputError(f"the model has {classes} output. Pass a classifier of at least 2 classes.")
         spec = EnergySpec(**self.settings)
-        state = DetectorState(
-            reader=data.reader,
-            prepare=data.prepare,
-            scorer=self.build(spec).eval(),
-            spec=spec,
-            device=self.device,
-            reservoir=data.reservoir,
-        )
-        self._set_state(state)
+        self._set_state(DetectorState.from_data(data, self.build(spec).eval(), spec, self.device))
         return self
 
     def build(self, spec: EnergySpec, *, meta: bool = False) -> EnergyScorer:

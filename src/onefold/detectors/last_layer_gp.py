@@ -122,7 +122,7 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         width: Number of features of the random network, by default 2,048; only without `kernel`.
         noise: Noise variance for one training sample per feature.
         score: What `score(x)` returns: "variance" in the scale of the features, "relative" in [0, 1], or "combined", as
-            in `CSD`, with leave-one-out values in the place of held-out samples.
+            in `CSD`, with leave-one-out values instead of held-out samples.
         seed: Seed of the random network.
         device: "auto", "cpu", "cuda" or "cuda:1".
 
@@ -181,15 +181,7 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         gram = torch.zeros_like(scorer.root)
         for batch in iterate_slices(data.samples, self.device):
             _add_samples(scorer, gram, batch, None)
-        state = DetectorState(
-            reader=data.reader,
-            prepare=data.prepare,
-            scorer=scorer,
-            spec=spec,
-            device=self.device,
-            reservoir=data.reservoir,
-        )
-        return self._finish(state, gram)
+        return self._finish(DetectorState.from_data(data, scorer, spec, self.device), gram)
 
     def update(self, x: ArrayLike, *, half_life: float | None = None) -> "LastLayerGP":
         """Add new in-distribution data: the scores become those of one fit on all data.

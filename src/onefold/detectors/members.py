@@ -161,17 +161,7 @@ class MemberDetector(Detector):
         scorer.shift.copy_(targets.shift)
         scorer.scale.copy_(targets.scale)
         finished(scorer, self.device)
-        self._set_state(
-            DetectorState(
-                reader=data.reader,
-                prepare=data.prepare,
-                scorer=scorer,
-                spec=spec,
-                summary=summary or Summary(),
-                device=self.device,
-                reservoir=data.reservoir,
-            )
-        )
+        self._set_state(DetectorState.from_data(data, scorer, spec, self.device, summary=summary or Summary()))
 
     def _predictions(self, x: ArrayLike) -> Iterator[NDArray[np.float64]]:
         """Yield the predictions of every member batch by batch."""

@@ -93,15 +93,7 @@ class RND(Detector, ExportMixin):
             scorer.to(self.device), data.samples, self.recipe, self.seed,
             checkpoint=checkpoint, identity=identity, progress=progress,
         )  # fmt: skip
-        state = DetectorState(
-            reader=data.reader,
-            prepare=data.prepare,
-            scorer=scorer,
-            spec=spec,
-            device=self.device,
-            reservoir=data.reservoir,
-        )
-        self._set_state(state)
+        self._set_state(DetectorState.from_data(data, scorer, spec, self.device))
         return self
 
     def update(self, x: ArrayLike, *, half_life: float | None = None, progress: bool | None = None) -> "RND":

@@ -13,7 +13,7 @@ from onefold.detectors.build import Spec, Summary
 from onefold.errors import InputError
 from onefold.inputs.reader import Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
-from onefold.inputs.samples import HELD_OUT
+from onefold.inputs.samples import HELD_OUT, TrainData
 from onefold.nn.cudnn import exact_float32
 from onefold.types import ArrayLike, Batch, Scores
 
@@ -41,6 +41,14 @@ class DetectorState:
     reservoir: Reservoir
     held_out: Reservoir = field(default_factory=lambda: Reservoir(HELD_OUT, 0))
     summary: Summary = field(default_factory=Summary)
+
+    @classmethod
+    def from_data(
+        cls, data: TrainData, scorer: nn.Module, spec: Spec, device: torch.device, **fields: Any
+    ) -> "DetectorState":
+        """Return the state after a fit on `data`; `fields` replace or add others, such as `summary`."""
+        read = {"reader": data.reader, "prepare": data.prepare, "reservoir": data.reservoir}
+        return cls(scorer=scorer, spec=spec, device=device, **{**read, **fields})
 
     @property
     def samples_seen(self) -> int:

@@ -21,9 +21,9 @@ class CombinedScore(nn.Module):
     z is the logarithm of a variance, standardised by its mean and standard deviation over held-out in-distribution
     samples. The relative variance r = 1 − φ̄ᵀψ̄ does not depend on the scale s = ‖φ₀‖² of the features. The variance
     s · r does, which helps if unfamiliar inputs have larger features and misleads if they have smaller ones. As a
-    maximum, a small scale cannot hide a large relative variance. The maximum of two numbers is larger by chance alone;
-    the handicap h is that gain, the mean of max(z_relative, z_variance) over the same samples: 0 if the two are equal,
-    0.56 if they are independent and normal. No OOD data enters.
+    maximum, a small scale cannot hide a large relative variance. The maximum of two numbers is larger by chance alone.
+    The handicap h corrects for that: it is the mean of max(z_relative, z_variance) over the same samples. It is 0 if
+    the two are equal, and 0.56 if they are independent and normal. No OOD data enters.
     """
 
     mean: Tensor

@@ -1,5 +1,6 @@
 """Kernels with an explicit feature map, such as the last-layer kernel of Eq. 14."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,12 @@ from onefold.types import Batch
 SLICE = 1024  # samples per forward pass
 
 
-class Features:
-    """The kernel k(x, x′) = φ(x)ᵀφ(x′) of a feature map φ.
+class FeatureProduct(ABC):
+    """Base of the kernels k(x, x′) = φ(x)ᵀφ(x′); a subclass defines φ."""
 
-    Args:
-        feature_map: Function from a batch to features [N, D].
-        normalise: Scale features to unit length.
-    """
-
-    def __init__(self, feature_map: Callable[[Any], Tensor], *, normalise: bool = False) -> None:
-        self._map = feature_map
-        self.normalise = normalise
-
+    @abstractmethod
     def features(self, x: Batch) -> Float[Tensor, "n d"]:
-        """Return φ(x) on the device of `x`.
+        """Return φ(x).
 
         Args:
             x: Inputs.
@@ -37,9 +30,6 @@ class Features:
         Returns:
             Features [N, D].
         """
-        parts = list(map(self._map, batch_slices(x, SLICE)))
-        z = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(batch_tensors(x)[0].device)
-        return F.normalize(z, dim=1) if self.normalise else z
 
     def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:
         """Return k(x1_i, x2_j) for every pair.
@@ -63,6 +53,32 @@ class Features:
             Diagonal of the kernel matrix, [N].
         """
         return self.features(x).square().sum(1)
+
+
+class Features(FeatureProduct):
+    """The kernel k(x, x′) = φ(x)ᵀφ(x′) of a feature map φ.
+
+    Args:
+        feature_map: Function from a batch to features [N, D].
+        normalise: Scale features to unit length.
+    """
+
+    def __init__(self, feature_map: Callable[[Any], Tensor], *, normalise: bool = False) -> None:
+        self._map = feature_map
+        self.normalise = normalise
+
+    def features(self, x: Batch) -> Float[Tensor, "n d"]:
+        """Return φ(x) on the device of `x`.
+
+        Args:
+            x: Inputs.
+
+        Returns:
+            Features [N, D].
+        """
+        parts = list(map(self._map, batch_slices(x, SLICE)))
+        z = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(batch_tensors(x)[0].device)
+        return F.normalize(z, dim=1) if self.normalise else z
 
 
 def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core.arguments import check_integer
 from onefold.core.batches import batch_slices, batch_tensors
 from onefold.errors import InputError, LayerError
-from onefold.kernels.features import SLICE
+from onefold.kernels.features import SLICE, FeatureProduct
 from onefold.kernels.layers import (
     cut_program,
     find_layer,
@@ -92,7 +92,7 @@ def logits(net: Model) -> "ModelFeatures":
     return ModelFeatures(lambda x: run_model(net, x), settings)
 
 
-class ModelFeatures:
+class ModelFeatures(FeatureProduct):
     """The kernel k(x, x′) = φ(x)ᵀφ(x′) with φ(x) = project(encode(x)): a model, then a fixed random layer.
 
     `from_model` and `logits` make it. The model and these settings determine the kernel.
@@ -163,29 +163,6 @@ class ModelFeatures:
             Features [N, width].
         """
         return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
-
-    def __call__(self, x1: Batch, x2: Batch) -> Float[Tensor, "n1 n2"]:
-        """Return k(x1_i, x2_j) for every pair.
-
-        Args:
-            x1: N1 inputs.
-            x2: N2 inputs.
-
-        Returns:
-            Kernel matrix [N1, N2].
-        """
-        return self.features(x1) @ self.features(x2).T
-
-    def diag(self, x: Batch) -> Float[Tensor, " n"]:
-        """Return k(x_i, x_i).
-
-        Args:
-            x: N inputs.
-
-        Returns:
-            Diagonal of the kernel matrix, [N].
-        """
-        return self.features(x).square().sum(1)
 
 
 def _check_model(net: object) -> None:

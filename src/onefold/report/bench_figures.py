@@ -36,7 +36,7 @@ WORST = 50.0  # AUROC of guessing, at the dark end of a matrix
 
 
 def draw_figures(table: Sequence[Section]) -> Iterator[tuple[int, PanelFigure]]:
-    """Yield all figures, each with the place of its section among the shown ones.
+    """Yield all figures, each with the index of its section among those shown.
 
     Args:
         table: Sections of `build_table`.

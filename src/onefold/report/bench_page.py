@@ -52,10 +52,10 @@ def write_report(collected: Collected, out: Path) -> list[Path]:
     """
     table = build_table(collected.units)
     figures: dict[int, list[PageFigure]] = {}
-    for place, figure in draw_figures(table):
+    for index, figure in draw_figures(table):
         save_figure(figure, out / PLOTS)
         if figure.on_page:
-            figures.setdefault(place, []).append(page_figure(figure))
+            figures.setdefault(index, []).append(page_figure(figure))
     texts = {
         "index.html": render_bench_page(collected, table, figures),
         "table.md": to_markdown(table),
@@ -74,7 +74,7 @@ def render_bench_page(
     Args:
         collected: Contents of a results folder.
         table: Sections of `build_table`.
-        figures: Figures by the place of their section among the shown ones.
+        figures: Figures by the index of their section among those shown.
     """
     manifest, units, shown = collected.manifest, collected.units, shown_sections(table)
     return render_page(

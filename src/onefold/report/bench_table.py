@@ -317,7 +317,7 @@ def _describe_form(unit: UnitResult, score: str) -> str:
 
 
 def _position(name: str) -> int:
-    """Return the place of a set in the paper's order; sets that are not the paper's come last."""
+    """Return the position of a set in the paper's order; other sets come last."""
     paper = paper_set(name)
     return len(PAPER_SETS) if paper is None else PAPER_SETS.index(paper)
 

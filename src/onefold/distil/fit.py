@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from onefold.core.memory import available
+from onefold.core.runtime import available
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError

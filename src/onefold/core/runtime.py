@@ -9,9 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Protocol, runtime_checkable
 
 from onefold.errors import NotEnoughMemoryError
 
@@ -19,10 +17,20 @@ TRIM_INTERVAL = 0.2  # seconds
 TRIM_GROWTH = 32 * 2**20  # bytes that the process may grow before its freed memory is released
 
 
-def available(device: torch.device) -> int:
+@runtime_checkable
+class Device(Protocol):
+    """A `torch.device`, described without importing torch."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def available(device: Device) -> int:
     """Return how many bytes a new computation can use on `device`."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        import torch  # loads slowly
+
+        return torch.cuda.mem_get_info(device)[0]  # pyright: ignore[reportArgumentType]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

@@ -1,6 +1,7 @@
 """The training of CSD: data, labels, contexts and loss for the loop in `nn.train`."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ def distillation(
             context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
             context = context if encode is None else encode(context)
         left, right, theta = side_by_side(
-            [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device
+            [partial(model.left, batch), partial(model.right, context), partial(labels, index, batch, context)], device
         )
         return model.loss(left, right, theta)
 

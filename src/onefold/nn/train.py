@@ -186,9 +186,13 @@ class Training:
         """Run one step and return the loss."""
         self.optimiser.zero_grad(set_to_none=True)
         losses = losses or self.losses
-        values = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+        if len(losses) == 1:
+            total = self._gradient(losses[0])
+        else:
+            values = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+            total = torch.stack(values).sum()
         self.optimiser.step()
-        return values[0] if len(values) == 1 else torch.stack(values).sum()
+        return total
 
     def _gradient(self, loss_function: Loss) -> Tensor:
         """Add the gradient of one loss to the parameters and return its value."""

@@ -307,8 +307,10 @@ def run(
         updates = save_checkpoints(
             training, check_path(checkpoint, "checkpoint"), storage.fingerprint(training.device.type, *identity)
         )
-    for _ in show_updates(updates, training.recipe.steps, label, show):
-        pass
+    with show_progress(label, training.steps, show=show) as display:
+        started = time.monotonic()
+        for update in updates:
+            display.update(update.step, functools.partial(_describe, update, training.steps, started))
     if not all(p.isfinite().all() for p in training.parameters):
         raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}. Use a smaller one.")
     return float(training.tail[0] / training.tail[1])

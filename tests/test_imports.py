@@ -24,15 +24,15 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # A package imports only from itself and from those before it in this list.
 PACKAGES = [
-    "errors", "types", "metrics", "core", "nn", "inputs", "kernels", "exact", "distil", "detectors", "data", "bench",
-    "rl", "toy", "demo", "report", "integrations", "sklearn", "cli",
+    "errors", "types", "metrics", "core", "monitor", "nn", "inputs", "kernels", "exact", "distil", "detectors", "data",
+    "bench", "rl", "toy", "demo", "report", "integrations", "sklearn", "cli",
 ]  # fmt: skip
 
 PUBLIC = {
     onefold: {
-        "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "LocalGP", "MCDropout", "OnefoldError", "RND",
-        "SGMCMC",
-        "__version__", "data", "distil", "exact", "kernels", "load", "metrics", "rl", "sklearn",
+        "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "LocalGP", "MCDropout", "Monitor",
+        "OnefoldError", "RND", "SGMCMC", "__version__", "data", "distil", "exact", "kernels", "load", "metrics",
+        "rl", "sklearn",
     },
     kernels: {
         "EmpiricalNTK", "Features", "InfiniteMLP", "ModelFeatures", "empirical_ntk", "from_model", "infinite",

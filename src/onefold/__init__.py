@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from onefold import data, distil, exact, kernels, metrics, rl, sklearn
     from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, LocalGP, MCDropout
     from onefold.detectors.load import load
+    from onefold.monitor import Monitor
 
 __version__ = "0.1.0.dev0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "LastLayerGP",
     "LocalGP",
     "MCDropout",
+    "Monitor",
     "OnefoldError",
     "__version__",
     "data",
@@ -44,6 +46,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"onefold.{name}")
     if name == "load":
         return importlib.import_module("onefold.detectors.load").load
+    if name == "Monitor":
+        return importlib.import_module("onefold.monitor").Monitor
     if name in __all__:
         return getattr(importlib.import_module("onefold.detectors"), name)
     raise AttributeError(f"module 'onefold' has no attribute {name!r}")

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from onefold.core.arguments import check_number
 from onefold.errors import InputError, warn
+from onefold.monitor import Calibration, tie_tolerance
 from onefold.types import Scores
-
-TOLERANCE = 1e-4
-"""Scores closer than this, relative to their size and to the median size, are ties."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Alarm:
         if np.ndim(self.scores) != 1 or not np.isfinite(self.scores).all():
             raise InputError("calibration needs a finite score for each sample")
         ordered = np.sort(np.asarray(self.scores, np.float64)) + 0.0  # −0 becomes 0
-        tolerance = TOLERANCE * (np.abs(ordered) + np.median(np.abs(ordered))) + self.resolution
+        tolerance = tie_tolerance(ordered, self.resolution)
         for name, value in (("scores", ordered), ("_low", ordered - tolerance), ("_high", ordered + tolerance)):
             object.__setattr__(self, name, value)
         entropy = [self.seed, len(ordered), zlib.crc32(ordered.tobytes())]
@@ -88,6 +86,11 @@ class Alarm:
     def flagged_share(self) -> float:
         """Share of the calibration scores above the threshold: about `fpr`, or less if many scores are equal."""
         return float((self.scores > self.threshold).mean())
+
+    @property
+    def calibration(self) -> Calibration:
+        """The few numbers of this calibration that a monitor needs."""
+        return Calibration.from_scores(self.scores, fpr=self.fpr, threshold=self.threshold, resolution=self.resolution)
 
     def warn_of_ties(self) -> None:
         """Warn if equal scores make the false-alarm rate less than half of `fpr`."""

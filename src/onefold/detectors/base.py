@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core import storage
 from onefold.core.arguments import check_integer, check_path
 from onefold.core.batches import concatenate, named
+from onefold.core.schema import to_json
 from onefold.detectors.alarm import Alarm, benjamini_hochberg, check_rate
 from onefold.detectors.build import Spec, Summary
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
@@ -420,7 +421,12 @@ class ExportMixin:
         assert isinstance(self, Detector)
         state = self.state
         threshold = None if self.alarm is None else self.threshold
-        about = {"method": type(self).__name__, "fpr": None if self.alarm is None else self.alarm.fpr}
+        alarm = self.alarm
+        about = {
+            "method": type(self).__name__,
+            "fpr": None if alarm is None else alarm.fpr,
+            "calibration": None if alarm is None else to_json(alarm.calibration),
+        }
         export(check_path(path), state.reader, state.scorer, threshold, about)
 
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from test_methods import LABELLED, MAKERS, fit, vectors
 
 import onefold
+from onefold.core import storage
 from onefold.detectors import METHODS
-from onefold.detectors.alarm import Alarm, benjamini_hochberg
+from onefold.detectors.alarm import Alarm, GroupAlarms, benjamini_hochberg
 from onefold.detectors.base import Detector, ExportMixin
-from onefold.errors import InputError, NotFittedError, OnefoldWarning
+from onefold.detectors.save import KIND
+from onefold.errors import FileError, InputError, NotFittedError, OnefoldWarning
 from onefold.nn.train import Recipe
 
 SHAPES = {
@@ -242,3 +244,135 @@ def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_pat
     assert not np.isfinite(score[1])
     assert alarm[1]
     assert alarm[3] or np.isfinite(score[3])  # an infinite input may have a finite score
+
+
+# --- other rates, and groups ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide_and_narrow() -> Any:
+    """A detector, and familiar data of two groups, of which one scores much higher."""
+    rng = np.random.default_rng(0)
+    detector = onefold.KNN(device="cpu").fit(rng.normal(size=(300, 3)).astype(np.float32))
+    groups = np.where(np.arange(400) % 4 == 0, "wide", "narrow")
+    x = (rng.normal(size=(400, 3)) * np.where(groups == "wide", 3, 1)[:, None]).astype(np.float32)
+    return detector, x, groups
+
+
+def test_another_rate_uses_the_stored_scores(wide_and_narrow: Any) -> None:
+    detector, x, _ = wide_and_narrow
+    strict = onefold.KNN(device="cpu").fit(vectors(300, 3)).calibrate(x, fpr=0.01)
+    p, threshold = strict.pvalue(x), strict.threshold
+    for rate in (0.005, 0.01, 0.05, 0.2, 0.9):
+        np.testing.assert_array_equal(strict.is_ood(x, fpr=rate), p <= rate)
+    assert strict.threshold == threshold
+    with pytest.raises(InputError, match=r"400 calibration samples are too few .* of 0.001: 999 are needed"):
+        strict.is_ood(x, fpr=0.001)
+    with pytest.raises(InputError, match=r"fpr: excludes fdr\. Set one of them"):
+        strict.is_ood(x, fpr=0.1, fdr=0.1)
+    with pytest.raises(InputError, match="groups: the detector was calibrated without groups"):
+        strict.pvalue(x, groups=["a"] * len(x))
+    with pytest.raises(NotFittedError):
+        detector.is_ood(x, fpr=0.1)
+
+
+def test_each_group_has_the_pvalues_of_crepes() -> None:
+    """With u = 1 these are the unsmoothed p-values of an independent implementation, ties included."""
+    crepes = pytest.importorskip("crepes.base", reason="crepes is not installed")
+    rng = np.random.default_rng(0)
+    groups, new_groups = rng.integers(0, 3, 500), rng.integers(0, 3, 300)
+    scores, new = rng.integers(0, 100, 500) + 30.0 * groups, rng.integers(-5, 200, 300).astype(np.float64)
+    pvalues = GroupAlarms.calibrate(scores, groups, 0.1).apply(Alarm.conservative_pvalues, new, new_groups)
+    np.testing.assert_allclose(pvalues, crepes.p_values_batch(scores, new, groups, new_groups, smoothing=False))
+
+
+def test_a_group_is_calibrated_as_if_alone(wide_and_narrow: Any) -> None:
+    detector, x, groups = wide_and_narrow
+    new, new_groups = x[::-1] * np.float32(1.1), groups[::-1]
+    detector.calibrate(x, fpr=0.1, groups=groups)
+    tested = detector._alarm.apply(Alarm.conservative_pvalues, detector.score(new), new_groups)
+    discovered = benjamini_hochberg(tested, 0.3)
+    np.testing.assert_array_equal(discovered, detector.is_ood(new, groups=new_groups, fdr=0.3))
+    for name in ("wide", "narrow"):
+        alone = onefold.KNN(device="cpu").fit(np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32))
+        alone.calibrate(x[groups == name], fpr=0.1)
+        part = new_groups == name
+        assert detector.group_alarms[name].threshold == alone.threshold
+        np.testing.assert_array_equal(detector.pvalue(new, groups=new_groups)[part], alone.pvalue(new[part]))
+        flagged = detector.is_ood(new, groups=new_groups, fpr=0.2)
+        np.testing.assert_array_equal(flagged[part], alone.is_ood(new[part], fpr=0.2))
+
+
+def test_the_rate_holds_in_each_group() -> None:
+    """One threshold for both would flag 20 % of one group and none of the other."""
+    rng = np.random.default_rng(0)
+    rates = []
+    for seed in range(300):
+        groups = np.repeat([1, 2], [150, 450])
+        alarms = GroupAlarms.calibrate(rng.normal(size=600) * groups**3, groups, 0.1, seed=seed)
+        flagged = alarms.apply(Alarm.exceeds, rng.normal(size=600) * groups**3, groups)
+        rates.append([flagged[:150].mean(), flagged[150:].mean()])
+    mean, error = np.mean(rates, axis=0), np.std(rates, axis=0) / np.sqrt(300)
+    assert (np.abs(mean - 0.1) < 4 * error).all()
+    assert (error < 0.003).all()
+
+
+def test_groups_are_saved(wide_and_narrow: Any, tmp_path: Path) -> None:
+    detector, x, groups = wide_and_narrow
+    detector.calibrate(x, fpr=0.1, groups=groups)
+    detector.save(tmp_path / "m.onefold")
+    loaded = onefold.load(tmp_path / "m.onefold", device="cpu")
+    np.testing.assert_array_equal(loaded.pvalue(x, groups=list(groups)), detector.pvalue(x, groups=groups))
+    assert loaded.alarm is None
+    for call in (lambda: loaded.threshold, lambda: loaded.pvalue(x), lambda: loaded.is_ood(x)):
+        with pytest.raises(InputError, match=r"threshold for each group|calibrated in groups"):
+            call()
+    assert isinstance(loaded, ExportMixin)
+    loaded.export(tmp_path / "m.pt2")
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    assert len(program(torch.from_numpy(x))) == 1  # no alarm: there is no single threshold
+
+
+def test_damaged_groups_are_refused(wide_and_narrow: Any, tmp_path: Path) -> None:
+    detector, x, groups = wide_and_narrow
+    detector.calibrate(x, fpr=0.1, groups=groups)
+    detector.save(tmp_path / "m.onefold")
+    tensors, header = storage.load(tmp_path / "m.onefold", KIND)
+    for sizes in (
+        {},
+        {"a": 10**12},
+        {"a": 399},
+        {"a": 401},
+        {"a": 500, "b": -100},
+        {"a": 200, "b": 200.0},
+        {"a": None},
+    ):
+        storage.save(tmp_path / "bad.onefold", KIND, tensors, {**header, "alarm": {"fpr": 0.1, "groups": sizes}})
+        with pytest.raises(FileError, match="damaged"):
+            onefold.load(tmp_path / "bad.onefold")
+
+
+def test_groups_that_cannot_be_used_are_refused(wide_and_narrow: Any) -> None:
+    detector, x, groups = wide_and_narrow
+    with pytest.raises(
+        InputError,
+        match=r"groups: too few calibration samples .* in each group \('wide' has 100\)\. Each group needs 199:",
+    ):
+        detector.calibrate(x, fpr=0.005, groups=groups)
+    with pytest.raises(InputError, match=r"groups: shape \(3,\) does not match 400 inputs"):
+        detector.calibrate(x, groups=["a", "b", "c"])
+    with pytest.raises(InputError, match="groups: must be text or integers"):
+        detector.calibrate(x, groups=np.full(400, 0.5))
+    detector.calibrate(x, fpr=0.1, groups=groups)
+    with pytest.raises(InputError, match="groups: 'other' was not in the calibration"):
+        detector.is_ood(x, groups=["other", *groups[1:]])
+    with pytest.raises(InputError, match="groups: missing"):
+        detector.is_ood(x)
+    with pytest.raises(InputError, match="is calibrated in groups"):
+        onefold.Monitor(detector)
+
+
+def test_ties_in_a_group_are_named() -> None:
+    scores = np.concatenate([np.append(np.zeros(390), np.arange(1.0, 11)), np.random.default_rng(0).normal(size=400)])
+    with pytest.warns(OnefoldWarning, match="calibration of group '7': 390 of 400 scores are equal"):
+        GroupAlarms.calibrate(scores, np.repeat([7, 8], 400), 0.1).warn_of_ties()

@@ -37,6 +37,9 @@ class CalibratedDetector(Protocol):
     @property
     def alarm(self) -> Any: ...
 
+    @property
+    def group_alarms(self) -> Any: ...
+
     def score_batches(self, x: Any, /) -> Iterator[NDArray[np.float64]]: ...
 
 
@@ -229,12 +232,18 @@ class Monitor:
         alpha: Probability of a false alarm about the whole stream.
 
     Raises:
-        InputError: `alpha` is not in (0, 1), or `detector` is not a detector.
+        InputError: `alpha` is not in (0, 1), or `detector` is not a detector or is calibrated in groups.
         NotFittedError: The detector is not calibrated.
     """
 
     def __init__(self, detector: CalibratedDetector, alpha: float = 1e-3) -> None:
         check_instance(detector, "detector", CalibratedDetector)
+        if detector.group_alarms is not None:
+            raise InputError(
+                "is calibrated in groups",
+                argument="detector",
+                hint="Make a monitor for each: Monitor.from_calibration(detector.group_alarms[name].calibration).",
+            )
         if detector.alarm is None:
             raise NotFittedError("this detector has no threshold: call calibrate(x_val, fpr=0.05) first")
         self._start(detector.alarm.calibration, alpha)

@@ -47,6 +47,8 @@ def run(job: Score) -> None:
         if detector.alarm is not None:
             flagged, expected = int(columns["is_ood"].sum()), detector.alarm.fpr * len(scores)
             notes.append(f"{flagged:,} flagged; of as many familiar inputs, about {expected:,.0f} would be")
+        if detector.group_alarms is not None:
+            notes.append("calibrated in groups: no p-values without the groups. Use is_ood(x, groups=…) in Python")
         if job.report is not None:
             from onefold.report.score_page import render, score_page
 

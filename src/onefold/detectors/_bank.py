@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.detectors.alarm import Alarm
+from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.base import Detector
 from onefold.detectors.build import Spec, Summary, feature_map, set_standardisation, streams
 from onefold.detectors.state import DetectorState
@@ -142,7 +142,7 @@ class BankDetector(Detector):
         features = feature_map(spec, self.kernel, PRIOR_WIDTH, streams(spec.seed, 1, meta=meta)[0])
         return self.make_scorer(spec, features, device="meta" if meta else "cpu")
 
-    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+    def restore_state(self, state: DetectorState, alarm: AnyAlarm | None) -> None:
         """Set the state of a detector from a file."""
         bank = _restore_bank(state)
         if len(bank) < self.least_samples or bank.capacity != self.bank:

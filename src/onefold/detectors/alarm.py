@@ -6,8 +6,10 @@ order (Vovk et al., 2005).
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +94,11 @@ class Alarm:
         """The few numbers of this calibration that a monitor needs."""
         return Calibration.from_scores(self.scores, fpr=self.fpr, threshold=self.threshold, resolution=self.resolution)
 
-    def warn_of_ties(self) -> None:
+    def exceeds(self, scores: Scores, fpr: float | None = None) -> NDArray[np.bool_]:
+        """Return which scores raise an alarm, at the calibrated rate or at `fpr`."""
+        return scores > (self if fpr is None else replace(self, fpr=fpr)).threshold
+
+    def warn_of_ties(self, name: str = "calibration") -> None:
         """Warn if equal scores make the false-alarm rate less than half of `fpr`."""
         n = len(self.scores)
         if self.fpr * (n + 1) < 2:  # fewer than two expected alarms: nothing to compare
@@ -103,7 +109,7 @@ class Alarm:
         equal = int(self._counts(np.array([highest]))[1][0])
         if equal > 1:
             warn(
-                f"calibration: {equal} of {n} scores are equal, so the false-alarm rate is about "
+                f"{name}: {equal} of {n} scores are equal, so the false-alarm rate is about "
                 f"{self.flagged_share:.2%} instead of {self.fpr:g}. Check for repeated or constant inputs."
             )
 
@@ -112,6 +118,76 @@ class Alarm:
         above = len(self.scores) - np.searchsorted(self._low, scores, side="right")
         at_least = len(self.scores) - np.searchsorted(self._high, scores, side="left")
         return above, at_least - above
+
+
+@dataclass(frozen=True)
+class GroupAlarms:
+    """One alarm for each group of inputs (Mondrian conformal prediction; Vovk et al., 2005).
+
+    The false-alarm rate holds within each group.
+
+    Args:
+        alarms: Alarm of each group, by its name. All have the same rate.
+    """
+
+    alarms: dict[str, Alarm]
+
+    @classmethod
+    def calibrate(
+        cls, scores: Scores, groups: Any, fpr: float, seed: int = 0, resolution: float = 0.0
+    ) -> "GroupAlarms":
+        """Return the alarms of held-out familiar samples with these scores and groups.
+
+        Raises:
+            InputError: A group has too few samples for `fpr`, or there is not one group per score.
+        """
+        check_rate(fpr)
+        names = group_names(groups, len(scores))
+        needed = min_calibration_samples(fpr)
+        sizes = {str(name): int(count) for name, count in zip(*np.unique(names, return_counts=True), strict=True)}
+        short = {name: count for name, count in sizes.items() if count < needed}
+        if short:
+            shown = ", ".join(f"{name!r} has {count:,}" for name, count in list(short.items())[:10])
+            raise InputError(
+                f"too few calibration samples for a false-alarm rate of {fpr:g} in each group ({shown})",
+                argument="groups",
+                hint=f"Each group needs {needed:,}: add samples, join groups, or use a larger fpr.",
+            )
+        return cls({name: Alarm(scores[names == name], fpr, seed, resolution) for name in sizes})
+
+    def apply(self, function: Callable[[Alarm, Scores], NDArray[Any]], scores: Scores, groups: Any) -> NDArray[Any]:
+        """Return `function` of the alarm of each score's group and the score."""
+        names = group_names(groups, len(scores))
+        if unknown := sorted(set(names.tolist()) - set(self.alarms)):
+            raise InputError(
+                f"{unknown[0]!r} was not in the calibration",
+                argument="groups",
+                hint=f"Use {', '.join(map(repr, list(self.alarms)[:10]))}, or calibrate again with that group.",
+            )
+        rows = {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+        parts = [function(self.alarms[name], scores[index]) for name, index in rows.items()]
+        return np.concatenate(parts)[np.argsort(np.concatenate(list(rows.values())))]
+
+    def warn_of_ties(self) -> None:
+        """Warn about each group in which equal scores make the false-alarm rate less than half of `fpr`."""
+        for name, alarm in self.alarms.items():
+            alarm.warn_of_ties(f"calibration of group {name!r}")
+
+
+AnyAlarm: TypeAlias = Alarm | GroupAlarms
+"""A calibration: one alarm, or one for each group."""
+
+
+def group_names(groups: Any, count: int) -> NDArray[Any]:
+    """Return the name of the group of each of `count` inputs; integers become text."""
+    labels = np.array(list(groups) if isinstance(groups, Iterable) else groups, object)
+    if labels.ndim != 1 or len(labels) != count:
+        raise InputError(
+            f"shape {labels.shape} does not match {count:,} inputs", argument="groups", hint="Pass one for each input."
+        )
+    if not all(isinstance(label, str | int | np.integer) for label in labels):
+        raise InputError("must be text or integers", argument="groups", hint="Convert them to text.")
+    return labels.astype(np.str_)
 
 
 def check_rate(fpr: float) -> None:

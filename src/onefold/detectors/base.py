@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +17,7 @@ from onefold.core import storage
 from onefold.core.arguments import check_integer, check_path
 from onefold.core.batches import concatenate, named
 from onefold.core.schema import to_json
-from onefold.detectors.alarm import Alarm, benjamini_hochberg, check_rate
+from onefold.detectors.alarm import Alarm, AnyAlarm, GroupAlarms, benjamini_hochberg, check_rate
 from onefold.detectors.build import Spec, Summary
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.detectors.export import export
@@ -53,7 +54,7 @@ class Detector(ABC):
     device: torch.device
     kernel: Kernel | None = None
     _state: DetectorState | None = None
-    _alarm: Alarm | None = None
+    _alarm: AnyAlarm | None = None
 
     @abstractmethod
     def build(self, spec: Any, *, meta: bool = False) -> nn.Module:
@@ -126,7 +127,7 @@ class Detector(ABC):
         """
         return {"score": self.score(x)}
 
-    def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05) -> AnyDetector:
+    def calibrate(self: AnyDetector, x_val: ArrayLike, fpr: float = 0.05, *, groups: Any = None) -> AnyDetector:
         """Set the threshold so that a share `fpr` of in-distribution inputs raises an alarm.
 
         The rate holds on average over calibration sets, for any distribution. After `fit` or `update`, calibrate again.
@@ -134,70 +135,96 @@ class Detector(ABC):
         Args:
             x_val: In-distribution data that was not in the fit, at least 1/fpr − 1 samples.
             fpr: False-alarm rate in (0, 1).
+            groups: Group of each sample, as text or integers, such as the camera that it came from. Every group gets a
+                threshold of its own, so the rate holds in each, and needs at least 1/fpr − 1 samples.
 
         Returns:
             This detector.
 
         Raises:
-            InputError: `fpr` is out of range, or `x_val` has too few samples.
+            InputError: `fpr` is out of range, or `x_val` or a group has too few samples.
             NotFittedError: Before `fit`.
         """
         check_rate(fpr)
-        scores = self._unordered_scores(x_val)
-        alarm = Alarm(scores, fpr, self.seed, self.resolution)
+        if groups is None:
+            scores = self._unordered_scores(x_val)
+            alarm: AnyAlarm = Alarm(scores, fpr, self.seed, self.resolution)
+        else:
+            scores = self.score(x_val)
+            alarm = GroupAlarms.calibrate(scores, groups, fpr, self.seed, self.resolution)
         diagnosis = Diagnosis(tuple(self._likeness(self.state, scores)))
         self._alarm = alarm
         alarm.warn_of_ties()
         diagnosis.warn()
         return self
 
-    def pvalue(self, x: ArrayLike) -> NDArray[np.float64]:
+    def pvalue(self, x: ArrayLike, *, groups: Any = None) -> NDArray[np.float64]:
         """Return split-conformal p-values: how often an in-distribution input has a score at least as big.
 
         Args:
             x: Inputs, as in `score`.
+            groups: Group of each input, for a detector that was calibrated in groups.
 
         Returns:
             p-values in (0, 1], [N]; small values are unfamiliar.
 
         Raises:
+            InputError: `groups` is missing, was not expected, or has a group that was not in the calibration.
             NotFittedError: Before `calibrate`.
         """
-        return self._calibrated().pvalues(self.score(x))
+        return self._apply_alarm(Alarm.pvalues, x, groups)
 
-    def is_ood(self, x: ArrayLike, *, fdr: float | None = None) -> NDArray[np.bool_]:
+    def is_ood(
+        self, x: ArrayLike, *, fpr: float | None = None, fdr: float | None = None, groups: Any = None
+    ) -> NDArray[np.bool_]:
         """Return which inputs raise an alarm: those with a p-value of at most the calibrated false-alarm rate.
 
         Args:
             x: Inputs, as in `score`.
+            fpr: Another false-alarm rate in (0, 1) than the calibrated one.
             fdr: False-discovery rate in (0, 1). The whole of `x` is then tested at once, and at most this share of the
                 alarms is expected to be false (Benjamini–Hochberg).
+            groups: Group of each input, for a detector that was calibrated in groups.
 
         Returns:
             One boolean per input.
 
         Raises:
+            InputError: `fpr` is too small for the number of calibration samples, both rates are set, or `groups` is
+                missing, was not expected, or has a group that was not in the calibration.
             NotFittedError: Before `calibrate`.
         """
-        alarm = self._calibrated()
-        scores = self.score(x)
-        if fdr is not None:
-            return benjamini_hochberg(alarm.conservative_pvalues(scores), fdr)
-        return scores > alarm.threshold
+        if fdr is None:
+            return self._apply_alarm(partial(Alarm.exceeds, fpr=fpr), x, groups)
+        if fpr is not None:
+            raise InputError("excludes fdr", argument="fpr", hint="Set one of them.")
+        return benjamini_hochberg(self._apply_alarm(Alarm.conservative_pvalues, x, groups), fdr)
 
     @property
     def threshold(self) -> float:
         """Score above which an input raises an alarm.
 
         Raises:
+            InputError: The detector was calibrated in groups, each with a threshold of its own.
             NotFittedError: Before `calibrate`.
         """
-        return self._calibrated().threshold
+        alarm = self._calibrated()
+        if isinstance(alarm, GroupAlarms):
+            raise InputError(
+                "this detector has a threshold for each group. Use group_alarms[name].threshold, or calibrate it "
+                "without groups."
+            )
+        return alarm.threshold
 
     @property
     def alarm(self) -> Alarm | None:
-        """The calibration, or None before `calibrate`."""
-        return self._alarm
+        """The calibration, or None before `calibrate` and after a calibration in groups."""
+        return self._alarm if isinstance(self._alarm, Alarm) else None
+
+    @property
+    def group_alarms(self) -> dict[str, Alarm] | None:
+        """The calibration of each group by its name, or None without a calibration in groups."""
+        return dict(self._alarm.alarms) if isinstance(self._alarm, GroupAlarms) else None
 
     def diagnose(self, x_val: ArrayLike | None = None, *, show: bool = True) -> Diagnosis:
         """Return reasons to trust this detector or not, such as whether its training converged.
@@ -303,7 +330,7 @@ class Detector(ABC):
             tensors |= probe(self.state, self.kernel, samples=samples)
         storage.save(check_path(path), KIND, tensors, header)
 
-    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+    def restore_state(self, state: DetectorState, alarm: AnyAlarm | None) -> None:
         """Set the state of a detector from a file; raise ValueError if the state is inconsistent.
 
         Subclasses check here what the types of `Spec` and `Summary` do not.
@@ -349,7 +376,7 @@ class Detector(ABC):
         """Return the function that `_checks` examines: the relative variance if there is one, else the score."""
         return getattr(state.scorer, "relative", state.scorer)
 
-    def _calibrated(self) -> Alarm:
+    def _calibrated(self) -> AnyAlarm:
         _ = self.state  # raises the error about `fit` first
         if self._alarm is None:
             raise NotFittedError(
@@ -357,6 +384,26 @@ class Detector(ABC):
                 "was not in the fit (again after fit or update)"
             )
         return self._alarm
+
+    def _apply_alarm(
+        self, function: Callable[[Alarm, Scores], NDArray[Any]], x: ArrayLike, groups: Any
+    ) -> NDArray[Any]:
+        """Return a function of the alarm, or of the alarm of each input's group, and the scores of `x`."""
+        alarm = self._calibrated()
+        if isinstance(alarm, Alarm) and groups is not None:
+            raise InputError(
+                "the detector was calibrated without groups",
+                argument="groups",
+                hint="Pass groups to calibrate as well.",
+            )
+        if isinstance(alarm, GroupAlarms) and groups is None:
+            raise InputError(
+                "missing: the detector was calibrated in groups",
+                argument="groups",
+                hint="Pass the group of each input.",
+            )
+        scores = self.score(x)
+        return function(alarm, scores) if isinstance(alarm, Alarm) else alarm.apply(function, scores, groups)
 
 
 class VarianceMixin:

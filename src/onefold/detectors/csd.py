@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onefold.core.arguments import check_choice, check_instance, check_integer, check_number
 from onefold.core.batches import batch_length, check_seed, concatenate, map_batch, named, pick_device
 from onefold.core.rng import generators
-from onefold.detectors.alarm import Alarm
+from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.base import DIAGNOSED, Detector, ExportMixin, VarianceMixin
 from onefold.detectors.build import (
     Spec,
@@ -285,7 +285,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         first = initial_standardise(spec.inputs, meta=meta)
         return CSDScorer(similarity_model(spec.inputs, first, spec.architecture, model_stream), features, spec.score)
 
-    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+    def restore_state(self, state: DetectorState, alarm: AnyAlarm | None) -> None:
         """Set the state of a detector from a file."""
         summary = _summary(state)
         if min(summary.since_reset, summary.resets) < 0:

@@ -11,7 +11,7 @@ from onefold.core.arguments import check_path
 from onefold.core.batches import map_batch, named, pick_device
 from onefold.core.schema import from_json
 from onefold.core.storage import under_prefix
-from onefold.detectors.alarm import Alarm
+from onefold.detectors.alarm import Alarm, AnyAlarm, GroupAlarms
 from onefold.detectors.base import Detector
 from onefold.detectors.build import Spec
 from onefold.detectors.registry import METHODS
@@ -168,14 +168,26 @@ def _restore(
         device=detector.device,
         **_reservoirs(header["reservoirs"], tensors, reader),
     )
-    alarm = None
-    if header["alarm"] is not None:
-        alarm = Alarm(tensors["alarm"].numpy(), header["alarm"]["fpr"], detector.seed, detector.resolution)
-    detector.restore_state(state, alarm)
+    detector.restore_state(state, None if header["alarm"] is None else _alarm(header["alarm"], tensors, detector))
     _check_complete(detector, tensors, header)
     if kernel is not None:
         _check_kernel(state, kernel, tensors)
     return detector, state
+
+
+def _alarm(content: dict[str, Any], tensors: dict[str, Tensor], detector: Detector) -> AnyAlarm:
+    """Return the calibration of a file: one alarm, or one for each group."""
+    scores = tensors["alarm"].numpy()
+    if "groups" not in content:
+        return Alarm(scores, content["fpr"], detector.seed, detector.resolution)
+    alarms, start = {}, 0
+    for name, count in content["groups"].items():
+        part = scores[start : start + count] if count > 0 else scores[:0]
+        alarms[name] = Alarm(part, content["fpr"], detector.seed, detector.resolution)
+        start += count
+    if start != len(scores) or not alarms:
+        raise FileError("damaged, its groups are not those of its calibration scores")
+    return GroupAlarms(alarms)
 
 
 def _check_spec(spec: Spec, reader: Reader, kernel: Kernel | None, weights: dict[str, Tensor]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,12 +37,18 @@ def contents(detector: "Detector", *, samples: bool) -> tuple[dict[str, Tensor],
         "spec": to_json(state.spec),
         "summary": to_json(state.summary),
         "reader": state.reader.to_json(),
-        "alarm": None if detector.alarm is None else {"fpr": detector.alarm.fpr},
+        "alarm": None,
         "reservoirs": None,
         "kernel": None if detector.kernel is None else getattr(detector.kernel, "settings", {}),
     }
     if detector.alarm is not None:
+        header["alarm"] = {"fpr": detector.alarm.fpr}
         tensors["alarm"] = torch.from_numpy(detector.alarm.scores)
+    elif detector.group_alarms is not None:
+        alarms = detector.group_alarms
+        rates = [alarm.fpr for alarm in alarms.values()]
+        header["alarm"] = {"fpr": rates[0], "groups": {name: len(alarm.scores) for name, alarm in alarms.items()}}
+        tensors["alarm"] = torch.from_numpy(np.concatenate([alarm.scores for alarm in alarms.values()]))
     if samples:
         header["reservoirs"] = {name: reservoir.to_json() for name, reservoir in state.reservoirs.items()}
         for name, reservoir in state.reservoirs.items():

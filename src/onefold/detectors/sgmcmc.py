@@ -10,7 +10,7 @@ from onefold.core.arguments import check_choice, check_integer, check_number, ch
 from onefold.core.batches import check_seed, named, pick_device
 from onefold.core.rng import generators
 from onefold.detectors._langevin import ChainSampler, ChainSchedule, Dynamics, Posterior, Sampler
-from onefold.detectors.alarm import Alarm
+from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.build import Summary, initial_standardise, streams
 from onefold.detectors.diagnosis import Finding
 from onefold.detectors.members import (
@@ -197,7 +197,7 @@ class SGMCMC(MemberDetector):
         ]
         return MembersScorer(Parallel(nets), spec, meta=meta)
 
-    def restore_state(self, state: DetectorState, alarm: Alarm | None) -> None:
+    def restore_state(self, state: DetectorState, alarm: AnyAlarm | None) -> None:
         """Set the state of a detector from a file."""
         acceptance = _summary(state).acceptance
         if not (0 <= acceptance <= 1 if self.corrected else acceptance == -1):

@@ -3,6 +3,7 @@
 from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
 from onefold.inputs.images import ImageFolder, Picture
+from onefold.inputs.lines import LineStream
 from onefold.inputs.open import Form, form_of, open_source
 from onefold.inputs.source import IndexedSource, Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset, select, split
@@ -17,6 +18,7 @@ __all__ = [
     "Form",
     "ImageFolder",
     "IndexedSource",
+    "LineStream",
     "LoaderSource",
     "NamedSource",
     "NpyFile",

@@ -14,6 +14,7 @@ from onefold.errors import InputError
 from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
 from onefold.inputs.images import SUFFIXES, ImageFolder, Picture
+from onefold.inputs.lines import LineStream
 from onefold.inputs.source import Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset
 from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
@@ -45,7 +46,7 @@ def form_of(source: Source) -> Form | None:
         return form_of(source.source)
     if isinstance(source, ImageFolder):
         return source.picture
-    if isinstance(source, TableFile | TableFrame):
+    if isinstance(source, TableFile | TableFrame | LineStream):
         return source.table
     return None
 

@@ -33,11 +33,11 @@ class CsvRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
-            sample = list(itertools.islice(self._lines(file), SNIFFED_LINES + 1))
-        self._delimiter = _detect_delimiter(sample, "\t" if path.suffix.lower() == ".tsv" else ",")
+            sample = list(itertools.islice(read_lines(file, str(path)), SNIFFED_LINES + 1))
+        self._delimiter = detect_delimiter(sample, "\t" if path.suffix.lower() == ".tsv" else ",")
         with self._open() as file:
             _, header = next(self._rows(file), (0, []))
-        self.columns = _check_header(header, path)
+        self.columns = check_header(header, str(path))
 
     def __iter__(self) -> Iterator[Chunk]:
         most = max(1, min(MOST_ROWS, MOST_CELLS // len(self.columns)))
@@ -45,21 +45,14 @@ class CsvRows:
         characters = 0
         with self._open() as file:
             for line, row in itertools.islice(self._rows(file), 1, None):
-                if len(row) != len(self.columns):
-                    raise InputError(
-                        f"{self.path}, line {line}: {len(row)} fields, the header has "
-                        f"{len(self.columns)}. Correct the line."
-                    )
+                check_width(row, self.columns, f"{self.path}, line {line}")
                 rows.append(row)
                 characters += sum(map(len, row))
                 if len(rows) == most or characters > MOST_CHARACTERS:
-                    yield self._chunk(rows)
+                    yield to_chunk(self.columns, rows)
                     rows, characters = [], 0
         if rows:
-            yield self._chunk(rows)
-
-    def _chunk(self, rows: list[list[str]]) -> Chunk:
-        return dict(zip(self.columns, zip(*rows, strict=True), strict=True))
+            yield to_chunk(self.columns, rows)
 
     def _open(self) -> TextIO:
         try:
@@ -68,33 +61,48 @@ class CsvRows:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}). Check its permissions.") from None
 
     def _rows(self, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-        """Yield every row that is not blank, with the number of its last line."""
-        reader = csv.reader(self._lines(file), delimiter=self._delimiter, strict=True)
+        return parse_rows(read_lines(file, str(self.path)), self._delimiter, str(self.path))
+
+
+def to_chunk(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Chunk:
+    """Return rows as values per column."""
+    return dict(zip(columns, zip(*rows, strict=True), strict=True))
+
+
+def check_width(row: Sequence[Any], columns: Sequence[str], name: str) -> None:
+    """Raise InputError unless a row has one field for each column."""
+    if len(row) != len(columns):
+        raise InputError(f"{name}: {len(row)} fields, the header has {len(columns)}. Correct the line.")
+
+
+def parse_rows(lines: Iterable[str], delimiter: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield every row that is not blank, with the number of its last line."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{name}, line {reader.line_num}: not CSV ({error}). Correct the line.") from None
+
+
+def read_lines(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines of a text file; refuse lines that are no text or very long."""
+    for number in itertools.count(1):
         try:
-            for row in reader:
-                if row:
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise InputError(f"{self.path}, line {reader.line_num}: not CSV ({error}). Correct the line.") from None
-
-    def _lines(self, file: TextIO) -> Iterator[str]:
-        for number in itertools.count(1):
-            try:
-                line = file.readline(LONGEST_LINE)
-            except UnicodeDecodeError:
-                raise InputError(f"{self.path}, about line {number}: not UTF-8 text. Save it as UTF-8.") from None
-            if not line:
-                return
-            if "\0" in line:
-                raise InputError(f"{self.path}, line {number}: NUL byte, not a text file. Save it as UTF-8 text.")
-            if len(line) == LONGEST_LINE and line[-1] not in "\r\n":
-                raise InputError(
-                    f"{self.path}, line {number}: longer than {LONGEST_LINE:,} characters. Check the line endings."
-                )
-            yield line
+            line = file.readline(LONGEST_LINE)
+        except UnicodeDecodeError:
+            raise InputError(f"{name}, about line {number}: not UTF-8 text. Save it as UTF-8.") from None
+        if not line:
+            return
+        if "\0" in line:
+            raise InputError(f"{name}, line {number}: NUL byte, not a text file. Save it as UTF-8 text.")
+        if len(line) == LONGEST_LINE and line[-1] not in "\r\n":
+            raise InputError(f"{name}, line {number}: longer than {LONGEST_LINE:,} characters. Check the line endings.")
+        yield line
 
 
-def _detect_delimiter(lines: Sequence[str], fallback: str) -> str:
+def detect_delimiter(lines: Sequence[str], fallback: str) -> str:
     """Return the delimiter that splits the first lines into equally many fields, more than one."""
     best, best_score = fallback, (False, 1)
     for delimiter in (fallback, *DELIMITERS):
@@ -111,7 +119,8 @@ def _detect_delimiter(lines: Sequence[str], fallback: str) -> str:
     return best
 
 
-def _check_header(header: list[str], path: Path) -> tuple[str, ...]:
+def check_header(header: list[str], path: str) -> tuple[str, ...]:
+    """Return the names of the columns; refuse empty and repeated names, and rows of numbers."""
     names = tuple(name.strip() for name in header)
     if not names:
         raise InputError(f"{path}: empty. Begin the file with a row of column names.")

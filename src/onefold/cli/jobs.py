@@ -210,6 +210,50 @@ class Score(Job):
 
 
 @dataclass(frozen=True)
+class WatchStream(Job):
+    """Watch a stream of inputs: has it changed? Prints one JSON line per batch. The exit status is 3 if it has changed.
+
+    The evidence is valid after every batch, however long the stream is: a stream of familiar inputs raises a false
+    alarm with probability at most --alpha. Standard input (-) is CSV with a header, or JSON lines.
+
+    For example:
+
+        onefold watch rows.onefold today.csv --state rows.watch.json --report today.html
+        onefold watch rows.onefold - --batch 10 --stop
+    """
+
+    detector: DetectorFile
+    """File that `onefold fit` wrote."""
+    data: Data
+    """Data of the same kind as in the fit, or - for standard input."""
+    alpha: float = 1e-3
+    """Probability of a false alarm about the whole stream."""
+    batch: int = 100
+    """Inputs per batch."""
+    stop: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Stop as soon as the stream has changed."""
+    state: Annotated[Path | None, _option("FILE")] = None
+    """File with the state of the watch. If it exists, the watch is resumed: DATA is what follows."""
+    report: Annotated[Path | None, _option("PAGE.html")] = None
+    """Also write an HTML page with the evidence over time, the least familiar inputs and the shifted columns."""
+    model: ModelFile = None
+    """Model of the fit, if it had one."""
+    device: str = "auto"
+    """cpu, cuda, or auto for the first GPU if there is one."""
+
+    def __call__(self) -> int:
+        from onefold.cli import watch
+
+        return watch.run(self)
+
+    @property
+    def resume_hint(self) -> str:
+        if self.state is None or not self.state.exists():
+            return ""
+        return "Run the same command with the data that follow to resume."
+
+
+@dataclass(frozen=True)
 class Diagnose(Job):
     """Check whether a detector can be trusted. The exit status is 1 if a check fails.
 

@@ -36,6 +36,7 @@ COMMANDS = Group(
         "demo": jobs.Demo,
         "fit": jobs.Fit,
         "score": jobs.Score,
+        "watch": jobs.WatchStream,
         "diagnose": jobs.Diagnose,
         "export": jobs.Export,
         "toy": jobs.Toy,

@@ -65,6 +65,11 @@ def sprite_sheets(images: UInt8[np.ndarray, "n h w *rgb"] | None) -> dict[str, A
     }  # fmt: skip
 
 
+def picture_uris(images: UInt8[np.ndarray, "n h w *rgb"]) -> list[str]:
+    """Return each thumbnail as a data URI."""
+    return [_encode_sheets([image])[0] for image in images]
+
+
 def _shrink(images: UInt8[np.ndarray, "n h w *rgb"]) -> np.ndarray:
     """Return the images, reduced by an integer factor if together they have more than MAX_PIXELS."""
     from PIL import Image

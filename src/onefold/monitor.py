@@ -374,7 +374,7 @@ class Monitor:
     @property
     def evidence(self) -> Evidence:
         """The evidence of all inputs so far."""
-        score = float(betting_score(self._hits, np.array(self._inputs), self._upper_limits))
+        score = float(betting_score(self._hits[None], np.array([self._inputs]), self._upper_limits)[0])
         return Evidence(
             inputs=self._inputs,
             alarms=self._alarms,

@@ -17,6 +17,7 @@ from onefold.errors import visible
 from onefold.inputs import Table
 from onefold.inputs.reservoir import Reservoir, capacity_for
 from onefold.inputs.samples import RESERVOIR_BYTES, RESERVOIR_SIZE
+from onefold.inputs.tables import UNSEEN
 from onefold.monitor import Evidence
 from onefold.report.figures import (
     INK,
@@ -37,7 +38,7 @@ LISTED_COLUMNS = 50
 STANDING_OUT = 3  # columns that are named for each listed input
 MOST_POINTS = 4096  # of the figure; of a longer stream, every second one is dropped
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # quantiles that are compared
-FIGURE_SIZE = (5.6, 3.2)  # inches
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LOWEST = -10.0  # log10 of the betting score at the bottom of the figure
 
 
@@ -197,8 +198,9 @@ def column_shifts(form: Any, familiar: Float64[np.ndarray, "n c"], stream: Float
         old, new = familiar[:, i], stream[:, i]
         candidates = [_share_shift(name, "share missing", np.isnan(old), np.isnan(new))]
         if column is not None and column.kind == "category":
-            for code, text in [*enumerate(column.categories), (-1, "(another)")]:
-                candidates.append(_share_shift(name, f"share of {text!r}", old == code, new == code))
+            labels = [*map(repr, column.categories), "other values"]
+            for code, label in zip([*range(len(column.categories)), UNSEEN], labels, strict=True):
+                candidates.append(_share_shift(name, f"share of {label}", old == code, new == code))
         else:
             candidates += _quantile_shifts(name, old[~np.isnan(old)], new[~np.isnan(new)])
         shifts.append(max(candidates, key=lambda shift: abs(shift.spreads)))
@@ -236,7 +238,7 @@ def evidence_figure(evidence: Sequence[Evidence]) -> PageFigure:
         if last.crossed_at is not None and last.crossed_at >= inputs[0]:
             ax.axvline(last.crossed_at, color=INK, lw=1, ls=(0, (1.2, 1.6)))
         ax.set_ylim(max(LOWEST, min(scores.min(), 0.0)) - 0.5, max(scores.max(), last.log10_limit) + 0.7)
-        style_axes(ax, "Betting score", "inputs", "log10")
+        style_axes(ax, "Betting score", "inputs", "log₁₀")
 
     def draw_alarms(ax: Axes) -> None:
         ax.plot(inputs, [e.expected for e in evidence], color=usual, lw=1.4, ls=(0, (5, 1.6)))
@@ -255,10 +257,10 @@ def evidence_figure(evidence: Sequence[Evidence]) -> PageFigure:
     alarms = f"Alarms: {last.alarms:,}, expected {last.expected:,.0f}."
     caption = (
         "The betting score starts at 1 and may be looked at after any input. It falls while the inputs are familiar. "
-        f"Values below 10^{LOWEST:.0f} are not drawn."
+        f"Values below {format_power(LOWEST)} are not drawn."
     )
     panels = [Panel(alt, draw_score), Panel(alarms, draw_alarms)]
-    return page_figure(PanelFigure("evidence", "", "Evidence over time", caption, panels, legend, FIGURE_SIZE))
+    return page_figure(PanelFigure("evidence", "", "Evidence over time", caption, panels, legend))
 
 
 def render(record: WatchRecord, *, title: str, alpha: float, names: Callable[[int], str]) -> str:
@@ -298,7 +300,13 @@ def render(record: WatchRecord, *, title: str, alpha: float, names: Callable[[in
 
 def format_power(log10: float) -> str:
     """Return a positive number, from its logarithm: plainly from 0.001 to a million, else as a power of ten."""
-    return f"{10**log10:,.3g}" if -3 <= log10 < 3 else f"{10**log10:,.0f}" if 3 <= log10 < 6 else f"10^{log10:.0f}"
+    return (
+        f"{10**log10:,.3g}"
+        if -3 <= log10 < 3
+        else f"{10**log10:,.0f}"
+        if 3 <= log10 < 6
+        else f"10{f'{log10:.0f}'.translate(SUPERSCRIPTS)}"
+    )
 
 
 def _format_pvalue(pvalue: float) -> str:

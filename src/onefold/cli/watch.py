@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from onefold.cli.files import check_outputs, load_detector
 from onefold.cli.jobs import WatchStream
 from onefold.core.arguments import check_integer
-from onefold.core.memory import trim_memory
+from onefold.core.runtime import trim_memory
 from onefold.core.storage import write_bytes
 from onefold.detectors.base import Detector
 from onefold.errors import InputError, renamed_argument

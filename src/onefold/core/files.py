@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from onefold.core.runtime import human
 from onefold.errors import FileError, InputError
 
 MOST_LEVELS, MOST_DIGITS = 32, 1000  # nesting of lists and objects in a JSON file, and digits of an integer
@@ -99,15 +100,6 @@ def read_json(path: Path, largest: int) -> Any:
     except RecursionError:
         raise FileError(f"{path}: is damaged: it has more than {MOST_LEVELS} levels") from None
     return parsed
-
-
-def human(size: float) -> str:
-    """Return a number of bytes with its unit: 1536 becomes '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
 
 
 def _is_deeper(content: Any, levels: int) -> bool:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from onefold.core.files import human
 from onefold.errors import NotEnoughMemoryError
 
 TRIM_INTERVAL = 0.2  # seconds
@@ -59,6 +58,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
     )
+
+
+def human(size: float) -> str:
+    """Return a number of bytes with its unit: 1536 becomes '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
 
 
 @contextmanager

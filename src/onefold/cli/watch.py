@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from onefold.cli.files import check_outputs, load_detector
 from onefold.cli.jobs import WatchStream
@@ -76,7 +76,7 @@ def open_stream(detector: Detector) -> LineStream:
     return LineStream(_as_text(sys.stdin), table, "standard input")
 
 
-def _as_text(file: Any) -> TextIO:
+def _as_text(file: Any) -> io.TextIOWrapper:
     """Return standard input as UTF-8 text without a byte-order mark, whatever the locale."""
     return io.TextIOWrapper(file.buffer, encoding="utf-8-sig", newline="")
 

@@ -3,7 +3,8 @@
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any, TextIO
+from io import TextIOBase
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class LineStream:
         name: Name of the stream in error messages.
     """
 
-    def __init__(self, file: TextIO, table: Table | None, name: str) -> None:
+    def __init__(self, file: TextIOBase, table: Table | None, name: str) -> None:
         self._file, self.table, self._name = file, table, name
 
     def batches(self, size: int) -> Iterator[Tensor]:

@@ -5,8 +5,9 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from io import TextIOBase, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TextIO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,13 +55,13 @@ class CsvRows:
         if rows:
             yield to_chunk(self.columns, rows)
 
-    def _open(self) -> TextIO:
+    def _open(self) -> TextIOWrapper:
         try:
             return self.path.open(encoding="utf-8-sig", newline="")
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}). Check its permissions.") from None
 
-    def _rows(self, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self, file: TextIOBase) -> Iterator[tuple[int, list[str]]]:
         return parse_rows(read_lines(file, str(self.path)), self._delimiter, str(self.path))
 
 
@@ -86,7 +87,7 @@ def parse_rows(lines: Iterable[str], delimiter: str, name: str) -> Iterator[tupl
         raise InputError(f"{name}, line {reader.line_num}: not CSV ({error}). Correct the line.") from None
 
 
-def read_lines(file: TextIO, name: str) -> Iterator[str]:
+def read_lines(file: TextIOBase, name: str) -> Iterator[str]:
     """Yield the lines of a text file; refuse lines that are no text or very long."""
     for number in itertools.count(1):
         try:

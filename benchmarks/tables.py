@@ -108,6 +108,7 @@ COMMANDS = {
     "environments_two_cores.json": "python benchmarks/environments.py",
     "fit.json": "python benchmarks/fit.py",
     "growth.json": "python benchmarks/growth.py",
+    "monitor.json": "python benchmarks/monitor.py",
     "scoring_cpu.json": "python benchmarks/scoring.py",
     "scoring_gpu.json": "python benchmarks/scoring.py",
     "stages.json": "python benchmarks/stages.py",
@@ -179,6 +180,34 @@ def growth() -> list[str]:
         for part, times in parts.items()
     ]
     return markdown_rows(heads, rows)
+
+
+def monitor_level() -> list[str]:
+    content, cells = result("monitor"), {}
+    for name, cell in result("monitor")["level"].items():
+        samples, alpha, ties = (part.partition("=")[2] or part for part in name.split("/"))
+        assert cell["valid"], f"{name}: more false alarms than alpha"
+        cells.setdefault((int(samples), alpha), {})[ties] = cell
+    rows = [
+        [f"{samples:,}", alpha, *(f"{cell['share']:.5f}" for cell in by_ties.values())]
+        for (samples, alpha), by_ties in cells.items()
+    ]
+    heads = ["calibration samples", "`alpha`", "share of false alarms", "with ties"]
+    note = f"{content['streams']:,} streams in each cell. The lower 99 % limit of every share is at most `alpha`."
+    return [*markdown_rows(heads, rows), "", note]
+
+
+def monitor_delay() -> list[str]:
+    rows: dict[tuple[str, str], list[str]] = {}
+    shares: list[str] = []
+    for name, cell in result("monitor")["delay"].items():
+        samples, share, before = (part.partition("=")[2] for part in name.split("/"))
+        median, late = (f"{wait:,}" if wait is not None else "–" for wait in (cell["median"], cell["quantile_90"]))
+        rows.setdefault((samples, before), []).append(f"{median} / {late}")
+        shares += [share] if share not in shares else []
+    ordered = sorted(rows.items(), key=lambda row: tuple(map(int, row[0])))
+    heads = ["calibration samples", "familiar inputs before", *(f"{float(share):.0%} unfamiliar" for share in shares)]
+    return markdown_rows(heads, [[f"{int(n):,}", f"{int(before):,}", *cells] for (n, before), cells in ordered])
 
 
 def fit() -> list[str]:
@@ -460,6 +489,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
+    "docs/guides/monitor.md": (monitor_level, monitor_delay),
 }  # fmt: skip
 FOLDS = {
     "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",

@@ -190,7 +190,7 @@ class Detector(ABC):
             One boolean per input.
 
         Raises:
-            InputError: `fpr` is too small for the number of calibration samples, both rates are set, or `groups` is
+            InputError: `fpr` is too small for the number of calibration samples, or both rates are set. `groups` is
                 missing, was not expected, or has a group that was not in the calibration.
             NotFittedError: Before `calibrate`.
         """

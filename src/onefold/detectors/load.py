@@ -22,8 +22,8 @@ from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import HELD_OUT, RESERVOIR_SIZE
 from onefold.kernels import ModelFeatures, from_model, logits
-from onefold.kernels.layers import is_program
 from onefold.nn.nets import finished
+from onefold.nn.programs import is_program
 from onefold.types import Batch, Kernel, Model
 
 CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held_out": HELD_OUT}

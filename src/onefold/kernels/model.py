@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -12,19 +13,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_integer
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.errors import InputError, LayerError
-from onefold.kernels.features import SLICE, FeatureProduct
-from onefold.kernels.layers import (
-    cut_program,
-    find_layer,
-    first_dense,
-    flattened,
-    is_program,
-    program_inputs,
-    run_model,
-    tap,
-    to_model,
-)
+from onefold.errors import InputError, LayerError, OnefoldError
+from onefold.inputs import Picture, Source, form_of
+from onefold.inputs.reader import Prepare, Reader
+from onefold.kernels.last_layer import SLICE, FeatureProduct
+from onefold.nn.modules import find_layer, first_dense, flattened, run_model, tap, to_model
+from onefold.nn.programs import cut_program, input_shapes, is_program, program_inputs
 from onefold.types import Batch, Model
 
 MAX_WIDTH = 2**17
@@ -163,6 +157,30 @@ class ModelFeatures(FeatureProduct):
             Features [N, width].
         """
         return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
+
+
+def picture_for(net: Model) -> Picture | None:
+    """Return the size of the images that a model takes, or None if it takes images of any size or other data."""
+    shapes = [shape[1:] for shape in input_shapes(net) if len(shape) == 4]
+    if len(shapes) != 1 or not all(isinstance(size, int) for size in shapes[0]) or shapes[0][0] not in (1, 3):
+        return None
+    channels, height, width = shapes[0]
+    return Picture(height, width, channels)
+
+
+def check_model_accepts_data(path: Path, kernel: Any, source: Source, name: str) -> None:
+    """Raise InputError if a model does not accept the first samples of a source."""
+    first = next(source.batches(2))
+    reader = Reader.infer(first, form_of(source), as_given=True)
+    batch = Prepare(reader)(reader.check(first, name))
+    try:
+        kernel.encode(batch)
+    except OnefoldError:
+        raise
+    except Exception as error:  # a user's model may fail in any way
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        shape = tuple(batch.shape[1:])
+        raise InputError(f"{path}: cannot take samples of shape {shape} from {name} ({reason})") from None
 
 
 def _check_model(net: object) -> None:

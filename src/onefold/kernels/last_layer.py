@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.kernels.layers import last_linear, tap, to_model
+from onefold.nn.modules import last_linear, tap, to_model
 from onefold.nn.nets import MLP, NTKMLP, Impala
 from onefold.types import Batch
 

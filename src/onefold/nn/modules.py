@@ -1,20 +1,17 @@
-"""Layers of a user's model: calls, hooks and lookups that leave the model unchanged."""
+"""Calls, hooks and lookups in any module, which they leave unchanged."""
 
 import difflib
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
-from torch.fx.graph import CodeGen
 
 from onefold.core.batches import batch_tensors, map_batch
 from onefold.errors import InputError, LayerError
-from onefold.types import Batch, Model
+from onefold.types import Batch
 
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -45,7 +42,7 @@ def call(net: nn.Module, x: Batch) -> Any:
     any_key = inspect.Parameter.VAR_KEYWORD in kinds
     if len(parameters) != 1 or name in x or any_key:
         accepted = {key: p.default is inspect.Parameter.empty for key, p in parameters.items() if p.kind in KEYWORDS}
-        _check_keys(f"{type(net).__name__}.forward", accepted | (dict.fromkeys(x, False) if any_key else {}), x)
+        check_keys(f"{type(net).__name__}.forward", accepted | (dict.fromkeys(x, False) if any_key else {}), x)
         return net(**x)
     try:
         return net(x)
@@ -57,16 +54,7 @@ def call(net: nn.Module, x: Batch) -> Any:
         ) from error
 
 
-def program_inputs(program: GraphModule, x: Batch) -> list[Tensor]:
-    """Return the tensors of a batch in the order of an exported program's inputs; by name if the names match."""
-    takes = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-    if isinstance(x, Mapping) and (len(x) != len(takes) or set(x) == set(takes)):
-        _check_keys("the exported model", dict.fromkeys(takes, True), x)
-        return [x[key] for key in takes]
-    return batch_tensors(x)
-
-
-def _check_keys(name: str, takes: Mapping[str, bool], x: Mapping[str, Tensor]) -> None:
+def check_keys(name: str, takes: Mapping[str, bool], x: Mapping[str, Tensor]) -> None:
     """Raise InputError for keys that a model does not take, or if a required key (True in `takes`) is missing."""
     extra = [key for key in x if key not in takes]
     absent = [key for key, needed in takes.items() if needed and key not in x]
@@ -122,56 +110,6 @@ def first_dense(net: nn.Module) -> nn.Module:
         head.append(before.pop())
     convolutional = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return head[-1] if before and isinstance(before[-1], convolutional) else head[0]
-
-
-def is_program(model: Model) -> bool:
-    """Return True for a torch.export program; torch.export loads slowly, and a program exists only after its import."""
-    export = sys.modules.get("torch.export")
-    return export is not None and isinstance(model, export.ExportedProgram)
-
-
-def cut_program(program: Model, layer: str | None) -> Callable[[Any], Tensor]:
-    """Return an exported program up to the input of its last dense layer, or to the output of the named layer."""
-    graph_module = program.module()
-    assert isinstance(graph_module, GraphModule)
-    nodes = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    if layer is None:
-        dense = [node for node in nodes if str(node.target).startswith(("aten.linear", "aten.addmm"))]
-        if not dense:
-            raise LayerError(
-                "the exported model has no dense layer", argument="layer", hint="Name the layer whose output to use."
-            )
-        end: Any = dense[-1].args[1 if "addmm" in str(dense[-1].target) else 0]
-    else:
-        inside = [node for node in nodes if _belongs(node, layer)]
-        if not inside:
-            paths = sorted({path for node in nodes for path in _paths(node)} - {""})
-            near = difflib.get_close_matches(layer, paths, n=3, cutoff=0.3) or paths[-3:]
-            raise LayerError(f"the exported model has no layer {layer!r}: did you mean {', '.join(map(repr, near))}?")
-        end = inside[-1]
-    output = next(node for node in graph_module.graph.nodes if node.op == "output")
-    output.args = (end,)
-    graph_module.graph.set_codegen(CodeGen())
-    graph_module.graph.eliminate_dead_code()
-    graph_module.recompile()
-
-    def encode(x: Batch) -> Tensor:
-        with torch.no_grad():
-            return graph_module(*program_inputs(graph_module, to_model(graph_module, x))).flatten(1)
-
-    return encode
-
-
-def _paths(node: Node) -> list[str]:
-    """Return the names of the modules that contain a node of an exported graph."""
-    return [
-        path.removeprefix("L['self'].").removeprefix("L__self___")
-        for path, _ in node.meta.get("nn_module_stack", {}).values()
-    ]
-
-
-def _belongs(node: Node, layer: str) -> bool:
-    return any(path == layer for path in _paths(node))
 
 
 def tap(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:

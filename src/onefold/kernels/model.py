@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ MAX_WIDTH = 2**17
 LONGEST_NAME = 1000  # characters of a layer's name in a file
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A frozen model that gives embeddings; `places` and `description` may be unknown before the first batch."""
 

@@ -78,11 +78,11 @@ class Places:
     """
 
     rule: Rule
-    name: str = ""
+    name: str
     size: int
-    head: str = ""
-    logits: Literal["output", "head"] | None = None
-    stages: tuple[Stage, ...] = ()
+    head: str
+    logits: Literal["output", "head"] | None
+    stages: tuple[Stage, ...]
 
     @property
     def description(self) -> str:

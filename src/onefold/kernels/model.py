@@ -25,6 +25,7 @@ from onefold.nn.programs import cut_program, input_shapes, is_program, program_c
 from onefold.types import Batch, Model
 
 MAX_WIDTH = 2**17
+LARGEST_EMBEDDING = 2**30  # numbers, in a file
 LONGEST_NAME = 1000  # characters of a layer's name in a file
 
 
@@ -60,12 +61,12 @@ class ModelSettings:
         places: Where the outputs of the model are, after the first batch.
     """
 
-    layer: str | None = None
-    width: int | None = 2048
-    normalise: bool = False
-    seed: int = 0
-    outputs: bool = False
-    places: Places | None = None
+    layer: str | None
+    width: int | None
+    normalise: bool
+    seed: int
+    outputs: bool
+    places: Places | None
 
     def __post_init__(self) -> None:
         if self.width is not None:
@@ -113,6 +114,8 @@ def from_model(
         width=width,
         normalise=bool(normalise),
         seed=seed,
+        outputs=False,
+        places=None,
     )
     return kernel_of(net, settings, capturable=capturable)
 
@@ -130,7 +133,8 @@ def logits(net: Model) -> "ModelFeatures":
         InputError: `net` is not a model.
     """
     _check_model(net)
-    return kernel_of(net, ModelSettings(width=None, outputs=True))
+    settings = ModelSettings(layer=None, width=None, normalise=False, seed=0, outputs=True, places=None)
+    return kernel_of(net, settings)
 
 
 def kernel_of(net: Model, settings: ModelSettings, *, capturable: bool = False) -> "ModelFeatures":
@@ -150,6 +154,8 @@ def parse_settings(content: Any) -> ModelSettings:
     names = {settings.layer or ""} | (set() if settings.places is None else settings.places.modules)
     if any(len(name) > LONGEST_NAME for name in names):
         raise InputError("the name of a layer is too long", argument="kernel")
+    if settings.places is not None and not 0 < settings.places.size <= LARGEST_EMBEDDING:
+        raise InputError("the embedding has an impossible size", argument="kernel")
     return settings
 
 

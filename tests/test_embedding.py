@@ -498,7 +498,7 @@ def test_outputs_are_one_pass_after_a_first_one_of_two_samples() -> None:
     net, x, sizes = ResNet(3).train(), images(5), []
     net.conv1.register_forward_hook(lambda _module, _args, output: sizes.append(len(output)))
     kernel = from_model(net)
-    assert kernel.description == ""
+    assert (kernel.description, kernel.size) == ("", 0)
     assert repr(kernel) == "ModelFeatures(features: determined at the first batch)"
     outputs = kernel.outputs(x)
     assert sizes == [2, 5]
@@ -535,6 +535,7 @@ def test_a_loaded_detector_reads_the_same_places(name: str, tmp_path: Path) -> N
     x: Any = sentences(40, 12) if name == "BERT" else images(40).numpy()
     detector = onefold.KNN(from_model(net)).fit(x)
     assert isinstance(detector.kernel, onefold.kernels.ModelFeatures)
+    assert str(detector.diagnose(show=False)["features"].message) == detector.kernel.description
     detector.save(tmp_path / "x.onefold")
     loaded = onefold.load(tmp_path / "x.onefold", model=model_of(HEADS[name][0]))
     assert isinstance(loaded.kernel, onefold.kernels.ModelFeatures)

@@ -85,9 +85,9 @@ class Places:
     stages: tuple[Stage, ...]
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding, such as "384 numbers, pooler_output"."""
-        return f"{self.size:,} numbers, {DESCRIPTIONS[self.rule].format(name=self.name or 'the model')}"
+    def origin(self) -> str:
+        """Origin of the embedding, such as "pooler_output"."""
+        return DESCRIPTIONS[self.rule].format(name=self.name or "the model")
 
     @property
     def modules(self) -> set[str]:
@@ -122,9 +122,14 @@ class ModuleEncoder:
             find_layer(net, str(name))
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding; empty before the first batch."""
-        return "" if self.places is None else self.places.description
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return 0 if self.places is None else self.places.size
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding; empty before the first batch."""
+        return "" if self.places is None else self.places.origin
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one forward pass, on the model's device; the first call makes a pass to find them.

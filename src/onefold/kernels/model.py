@@ -31,11 +31,16 @@ LONGEST_NAME = 1000  # characters of a layer's name in a file
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A frozen model that gives embeddings; `places` and `description` may be unknown before the first batch."""
+    """A frozen model that gives embeddings. Its properties may be unknown before the first batch: 0, "" and None."""
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding, such as "384 numbers, pooler_output"."""
+    def size(self) -> int:
+        """Length of the embedding."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding, such as "pooler_output"."""
         ...
 
     @property
@@ -174,17 +179,17 @@ class ProgramEncoder:
 
     def __init__(self, program: Model, layer: str | None) -> None:
         self._call = program_caller(program) if layer is None else cut_program(program, layer)
-        self._layer, self.description = layer, ""
+        self._layer, self.size, self.origin = layer, 0, ""
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one call; a program has no stages."""
         del stages
         output = self._call(x)
         if self._layer is None:
-            outputs, origin = program_outputs(output)
+            outputs, self.origin = program_outputs(output)
         else:
-            outputs, origin = ModelOutputs(flattened(output).float()), f"output of {self._layer}"
-        self.description = f"{outputs.embedding.shape[1]:,} numbers, {origin}"
+            outputs, self.origin = ModelOutputs(flattened(output).float()), f"output of {self._layer}"
+        self.size = outputs.embedding.shape[1]
         return outputs
 
 
@@ -199,7 +204,7 @@ class OutputEncoder:
 
     def __init__(self, net: Model) -> None:
         self._call = program_caller(net) if is_program(net) else lambda x: run_model(net, x)
-        self.description = "output"
+        self.size, self.origin = 0, "output"
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one call."""
@@ -207,7 +212,7 @@ class OutputEncoder:
         output = self._call(x)
         entry = output.get("logits") if isinstance(output, Mapping) else None
         rows = flattened(output if entry is None else entry).float()
-        self.description = f"{rows.shape[1]:,} numbers, output"
+        self.size = rows.shape[1]
         return ModelOutputs(rows, rows if rows.shape[1] > 1 else None)
 
 
@@ -242,7 +247,12 @@ class ModelFeatures(FeatureProduct):
     @property
     def description(self) -> str:
         """Size and origin of the embedding, such as "384 numbers, pooler_output"; empty before the first batch."""
-        return self._encoder.description
+        return f"{self.size:,} numbers, {self._encoder.origin}" if self.size else ""
+
+    @property
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return self._encoder.size
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -268,9 +268,10 @@ class ModelFeatures(FeatureProduct):
             x: Inputs.
 
         Returns:
-            Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None: channel means and maxima of each
-            stage of a convolutional network, one token or the mean of tokens at four depths of a transformer, or the
-            hidden layers of an MLP. All are in float32 on the device of `x`, and none is standardised.
+            Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None, in float32 on the device of `x`.
+            None of them is standardised. The stages of a convolutional network are channel means and maxima. Those of a
+            transformer are the class token or the mean over tokens, at four depths. Those of an MLP are its hidden
+            layers.
 
         Raises:
             LayerError: The model's embedding cannot be determined.

@@ -58,6 +58,7 @@ CHECKS: dict[str, list[str]] = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus-client"), SERVER),
     **dict.fromkeys(("mlflow-skinny", "pandas"), MLFLOW),
+    "transformers": ["tests/test_embedding.py"],
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],
     "av": ["tests/test_runs.py::test_an_mp4_has_the_games_speed_and_holds_the_last_frame"],
     "vizdoom": ["tests/test_doom.py"],

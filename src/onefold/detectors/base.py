@@ -26,6 +26,7 @@ from onefold.detectors.state import DetectorState
 from onefold.errors import InputError, NotFittedError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import shuffle_values
+from onefold.kernels.model import ModelFeatures
 from onefold.types import ArrayLike, Batch, Kernel, Scores
 
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
@@ -241,6 +242,8 @@ class Detector(ABC):
         """
         state = self.state
         findings = [*self._checks(state), *self._information(state)]
+        if isinstance(self.kernel, ModelFeatures) and self.kernel.size:
+            findings.append(Finding("features", self.kernel.size, None, self.kernel.description))
         if x_val is not None:
             findings += self._likeness(state, self._unordered_scores(x_val))
         diagnosis = Diagnosis(tuple(findings))

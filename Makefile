@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full lint check format docs build matrix clean help
+.PHONY: demo test test-full lint check format docs paper build matrix clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -52,6 +52,9 @@ format: $(VENV)/.dev  ## format the code and fix what ruff can fix
 
 docs: $(VENV)/.docs  ## the site in out/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --site-dir out/site
+
+paper: $(VENV)/.core  ## rebuild all published tables and figures; fails if one differs
+	$(BIN)/python benchmarks/paper.py
 
 build: $(VENV)/.dev  ## a wheel and an sdist in dist
 	rm -rf dist

@@ -6,6 +6,7 @@ python benchmarks/tables.py
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -100,21 +101,23 @@ def demo() -> list[str]:
 
 
 COMMANDS = {
-    "agent.json": "python benchmarks/agent.py",
-    "column.json": "python benchmarks/column.py",
-    "demo.json": "make demo",
-    "detectors.json": "python benchmarks/detectors.py",
-    "environments.json": "python benchmarks/environments.py",
-    "environments_two_cores.json": "python benchmarks/environments.py",
-    "fit.json": "python benchmarks/fit.py",
-    "growth.json": "python benchmarks/growth.py",
-    "scoring_cpu.json": "python benchmarks/scoring.py",
-    "scoring_gpu.json": "python benchmarks/scoring.py",
-    "stages.json": "python benchmarks/stages.py",
-    "toy.json": "onefold toy",
-    "ablation": "onefold bench ablate",
-    "bonuses": "python benchmarks/bonuses.py",
-    "shift": "onefold bench run --preset paper",
+    "agent.json": "python benchmarks/agent.py --out results/agent.json",
+    "column.json": "python benchmarks/column.py --out results/column.json",
+    "demo.json": "onefold demo --out out/demo",
+    "detectors.json": "python benchmarks/detectors.py DATASETS --out results/detectors.json",
+    "environments.json": "python benchmarks/environments.py --out results/environments.json",
+    "environments_two_cores.json": (
+        "python benchmarks/environments.py --count 2 4 16 --out results/environments_two_cores.json"
+    ),
+    "fit.json": "python benchmarks/fit.py --out results/fit.json",
+    "growth.json": "python benchmarks/growth.py --out results/growth.json",
+    "scoring_cpu.json": "python benchmarks/scoring.py --out results/scoring_cpu.json",
+    "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
+    "stages.json": "python benchmarks/stages.py --out results/stages.json",
+    "toy.json": "onefold toy --out out/toy",
+    "ablation": "onefold bench ablate -o results/ablation",
+    "bonuses": "python benchmarks/bonuses.py -o results/bonuses",
+    "shift": "onefold bench run -o results/shift --preset paper",
 }
 
 
@@ -449,6 +452,125 @@ def _section(section: Section) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A published figure: the script that draws it, its files, the page that shows it and the results it reads.
+
+    Args:
+        script: Script that draws it.
+        names: Names of its files without the ending.
+        page: Page that shows it.
+        sources: Names in `results/` that it is drawn from.
+        computed: True if the script computes what the figure shows, and reads at most a part of it from results.
+        dark: True if it has a second version for dark pages.
+    """
+
+    script: str
+    names: tuple[str, ...]
+    page: str
+    sources: tuple[str, ...] = ()
+    computed: bool = False
+    dark: bool = True
+
+    def file_names(self) -> list[str]:
+        """Return the names of its files."""
+        return [f"{name}{suffix}.png" for name in self.names for suffix in ("", "_dark")[: 1 + self.dark]]
+
+
+IDEA = ("idea_disagree", "idea_infinite", "idea_queries", "idea_contexts")
+FIGURES = (
+    Figure("docs/figures/shift.py", ("shift",), "docs/results/detection.md", ("shift",)),
+    Figure("docs/figures/bonuses.py", ("bonuses",), "docs/results/exploration.md", ("bonuses",)),
+    Figure("docs/figures/growth.py", ("growth",), "docs/results/cost.md", ("growth.json",), dark=False),
+    Figure("onefold toy", ("toy_1d",), "docs/maths.md", ("toy.json",), computed=True, dark=False),
+    Figure("onefold toy", ("toy_2d",), "docs/results/detection.md", ("toy.json",), computed=True, dark=False),
+    Figure("docs/figures/idea.py", IDEA, "docs/idea.md", computed=True),
+    Figure("docs/figures/idea.py", ("idea_pass",), "docs/idea.md", ("scoring_cpu.json",), computed=True),
+)
+SOURCES = {
+    "shift_headline": ("shift",),
+    "shift_auroc": ("shift",),
+    "shift_other_sets": ("shift",),
+    "shift_differences": ("shift",),
+    "shift_units": ("shift",),
+    "shift_sets": ("shift",),
+    "shift_fit": ("shift",),
+    "data": ("shift",),
+    "detectors": ("detectors.json",),
+    "small": ("detectors.json",),
+    "ablation": ("ablation",),
+    "demo": ("demo.json",),
+    "toy": ("toy.json",),
+    "bonuses": ("bonuses",),
+    "agent": ("agent.json",),
+    "stages": ("stages.json",),
+    "environments": ("environments.json", "environments_two_cores.json"),
+    "scoring": ("scoring_cpu.json", "scoring_gpu.json"),
+    "fit": ("fit.json",),
+    "column": ("column.json",),
+    "growth": ("growth.json",),
+}
+"""The names in `results/` that each table is made from; `provenance` reads all of them."""
+
+
+def reproduce() -> list[str]:
+    """Every result file or folder: what is published from it, the command that makes it, its machine and its time."""
+    rows = []
+    for name, command in COMMANDS.items():
+        path = RESULTS / name
+        files = [path] if path.is_file() else sorted(path.rglob("*.json"))
+        made = [content for file in files if "commit" in (content := json.loads(file.read_text("utf-8")))]
+        machine = f"{_all_of(made, 'device')}, {_all_of(made, 'cores')} cores"
+        time = shown_time(sum(map(RECORDED[name], made))) if name in RECORDED else "–"
+        rows.append([f"`{name}`", _published(name), f"`{command}`", machine, time])
+    return markdown_rows(["in `results/`", "published in", "command", "machine", "recorded time"], rows, 5)
+
+
+def _published(name: str) -> str:
+    """Return links to the pages that show a result file or folder, with the names of tables and figures."""
+    shown: dict[str, list[str]] = {}
+    for page, writers in PAGES.items():
+        for writer in writers:
+            if name in SOURCES.get(writer.__name__, ()):
+                shown.setdefault(page, []).append(f"`{writer.__name__}`")
+    for figure in FIGURES:
+        if name in figure.sources:
+            shown.setdefault(figure.page, []).extend(f"`{file}.png`" for file in figure.names)
+    links = {page: "index.md" if page == "README.md" else page.removeprefix("docs/") for page in shown}
+    return "<br>".join(f"[{links[page]}]({links[page]}): {', '.join(names)}" for page, names in shown.items())
+
+
+def _seconds_of_unit(content: dict[str, Any]) -> float:
+    """Return the seconds to fit, and to score all test images once."""
+    images = content["data"]["test"] + sum(content["data"]["ood"].values())
+    return content["cost"]["fit_s"] + content["cost"]["score_us"] / 1e6 * images
+
+
+RECORDED: dict[str, Callable[[dict[str, Any]], float]] = {
+    "shift": _seconds_of_unit,
+    "ablation": _seconds_of_unit,
+    "bonuses": lambda run: run["seconds"],
+    "toy.json": lambda content: content["seconds"],
+    "demo.json": lambda content: sum(m["fit_seconds"] + m["score_seconds"] for m in content["methods"].values()),
+    "growth.json": lambda content: sum(sum(times) for parts in content["seconds"].values() for times in parts.values()),
+    "column.json": lambda content: sum(times["all_s"] for times in content["times"].values()),
+    "fit.json": lambda content: sum(
+        times["fit_s"] + times["set_up_s"]
+        for ways in content["times"].values()
+        for way, times in ways.items()
+        if way != "floor"
+    ),
+}
+"""Seconds of work that a result file records. The other files record rates or figures only."""
+
+
+def shown_time(seconds: float) -> str:
+    """Return seconds in the largest fitting unit."""
+    units = (("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next(((unit, length) for unit, length in units if seconds >= 1.5 * length), units[-1])
+    return f"{seconds / length:.1f} {unit}"
+
+
 Writer = Callable[[], list[str]]
 PAGES: dict[str, tuple[Writer, ...]] = {
     "README.md": (shift_headline,),
@@ -460,6 +582,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
+    "docs/reproduce.md": (reproduce,),
 }  # fmt: skip
 FOLDS = {
     "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",

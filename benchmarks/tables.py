@@ -352,11 +352,12 @@ def shift_units() -> list[str]:
     collected, table = shift()
     names = [section.name for section in table[:-1]]
     rows, main_table = [], [row.name for row in select_rows(())]
-    for method in dict.fromkeys(name for name in main_table if any(unit.row == name for unit in collected.units)):
+    titles = {unit.row: ", ".join([unit.title, unit.variant][: 1 + (unit.row not in ROWS)]) for unit in collected.units}
+    for method in (name for name in dict.fromkeys([*main_table, *titles]) if name in titles):
         seeds = [
             sorted(unit.seed for unit in collected.units if (unit.row, unit.id_set) == (method, name)) for name in names
         ]
-        rows.append([escape_markdown(ROWS[method].title), *map(spans, seeds)])
+        rows.append([escape_markdown(titles[method]), *map(spans, seeds)])
     absent = [ROWS[name].title for name in main_table if all(unit.row != name for unit in collected.units)]
     notes = [f"Not run yet: {'; '.join(map(escape_markdown, absent))}."] if absent else []
     notes += map(escape_markdown, list_remarks(collected))
@@ -400,7 +401,9 @@ def _by_set(figure: str) -> list[str]:
             cells.setdefault(_key(row), {})[section.name] = cell
             titles[_key(row)] = row.title + (", by the paper's score" if row.by_paper_score else "")
     heads = [HEADS[figure], *(escape_markdown(section.name) for section in sections[:-1]), "average"]
-    order = sorted(titles, key=lambda key: (not ROWS[key[0]].ours or key[1], key[1], list(ROWS).index(key[0])))
+    ours = {row.name for section in sections for row in section.rows if row.ours}
+    names = [*ROWS, *dict.fromkeys(name for name, _ in titles)]  # rows of other programs come last
+    order = sorted(titles, key=lambda key: (key[0] not in ours or key[1], key[1], names.index(key[0])))
     rows = [
         [titles[key], *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections)] for key in order
     ]

@@ -171,7 +171,7 @@ def main() -> None:
     settings = {
         "members": MEMBERS,
         "hidden": HIDDEN,
-        "steps": RECIPE.steps,
+        "steps": STEPS,
         "csd_steps": CSD_RECIPE.steps,
         "level": LEVEL,
     }

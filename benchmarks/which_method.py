@@ -35,7 +35,8 @@ from onefold.metrics import auroc
 
 Vectors = NDArray[np.float32]
 SIDE, RAW_SIDE, BATCH = 224, 32, 32
-MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])  # of ImageNet
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet
+DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def read_photos(folder: Path, side: int) -> Vectors:

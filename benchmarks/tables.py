@@ -13,7 +13,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from onefold.bench.evaluate import mean_over_sets
-from onefold.bench.results import Collected, collect
+from onefold.bench.results import KEPT_SHARES, Collected, collect
 from onefold.bench.rows import ABLATION, ROWS, select_rows
 from onefold.report.bench_table import Section, TableRow, build_table, shown_sections
 from onefold.report.bench_text import (
@@ -455,6 +455,32 @@ def _section(section: Section) -> list[str]:
     return lines
 
 
+RISK_ROWS = (
+    "csd_post_hoc", "gp_post_hoc-noflips", "knn-noflips", "energy-noflips", "mcd-noflips", "laplace-noflips",
+    "ens3-noflips", "ens15-noflips",
+)  # fmt: skip
+RISK_SHARES = (1.0, 0.8, 0.5)
+
+
+def risk() -> list[str]:
+    """Wrong predictions among all, and among the 80 % and 50 % with the smallest scores, in per cent, by set."""
+    units = shift()[0].units
+    at = [KEPT_SHARES.index(share) for share in RISK_SHARES]
+    rows = []
+    for name in RISK_ROWS:
+        of_row = [unit for unit in units if unit.row == name]
+        cells = [
+            " / ".join(
+                f"{100 * mean(1 - unit.rejection[i] for unit in of_row if unit.id_set == id_set):.2f}" for i in at
+            )
+            for id_set in SETS
+        ]
+        seeds = len({unit.seed for unit in of_row})
+        score = of_row[0].default.replace("_", " ")
+        rows.append([f"{escape_markdown(ROWS[name].title)} ({score})".replace(" (score)", ""), str(seeds), *cells])
+    return markdown_rows(["ordered by", "seeds", *map(escape_markdown, SETS)], rows)
+
+
 @dataclass(frozen=True)
 class Figure:
     """A published figure: the script that draws it, its files, the page that shows it and the results it reads.
@@ -483,6 +509,7 @@ class Figure:
 IDEA = ("idea_disagree", "idea_infinite", "idea_queries", "idea_contexts")
 FIGURES = (
     Figure("docs/figures/shift.py", ("shift",), "docs/results/detection.md", ("shift",)),
+    Figure("docs/figures/risk.py", ("risk",), "docs/which-method.md", ("shift",)),
     Figure("docs/figures/bonuses.py", ("bonuses",), "docs/results/exploration.md", ("bonuses",)),
     Figure("docs/figures/growth.py", ("growth",), "docs/results/cost.md", ("growth.json",), dark=False),
     Figure("onefold toy", ("toy_1d",), "docs/maths.md", ("toy.json",), computed=True, dark=False),
@@ -498,6 +525,7 @@ SOURCES = {
     "shift_units": ("shift",),
     "shift_sets": ("shift",),
     "shift_fit": ("shift",),
+    "risk": ("shift",),
     "data": ("shift",),
     "detectors": ("detectors.json",),
     "small": ("detectors.json",),
@@ -585,6 +613,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
+    "docs/which-method.md": (risk,),
     "docs/reproduce.md": (reproduce,),
 }  # fmt: skip
 FOLDS = {

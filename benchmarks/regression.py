@@ -1,15 +1,18 @@
 """Error bars for regression: CSD's variance beside the exact NTK-GP and a deep ensemble.
 
-    python benchmarks/regression.py [-o results/regression.json] [--seeds 0 1 2 3 4]
+    python benchmarks/regression.py -o results/regression.json [--seeds 0 1 2 3 4]
 
 Two data sets: scikit-learn's diabetes (442 patients, ten columns, noisy), and a synthetic one (two clusters in the
 plane, little noise) that is also tested between and beyond its clusters. Every method gives a variance v(x) up to a
 factor. All share one prediction, the mean of the ensemble, so that only the error bars differ. The error bar is
 s(x)² = a v(x) + b with a, b >= 0 of the highest likelihood on validation data; "constant" has b alone. Validation data
-are familiar: no method sees an input outside the clusters before the test. Targets have unit variance.
+are familiar: no method sees an input outside the clusters before the test. Targets have unit variance. Sets and seeds
+that are in the file are not run again.
 """
 
 import argparse
+import itertools
+import json
 import math
 import warnings
 from pathlib import Path
@@ -156,27 +159,23 @@ def measure(split: Split, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    cells: dict[str, Any] = {}
-    for seed in options.seeds:
-        for name, make in (("diabetes", diabetes), ("synthetic", synthetic)):
-            cells[f"{name}/seed{seed}"] = figures = measure(make(seed), seed)
-            for method, by_group in figures.items():
-                shown = {group: values for group, values in by_group.items() if isinstance(values, dict)}
-                line = "; ".join(f"{group}: NLL {v['nll']:.2f}, {v['coverage']:.0%}" for group, v in shown.items())
-                print(f"{name} seed {seed} {method:14} a {by_group['a']:.3g} b {by_group['b']:.3g} {line}", flush=True)
+    cells: dict[str, Any] = json.loads(options.out.read_text("utf-8"))["cells"] if options.out.exists() else {}
     settings = {
-        "members": MEMBERS,
-        "hidden": HIDDEN,
-        "steps": STEPS,
-        "csd_steps": CSD_RECIPE.steps,
-        "level": LEVEL,
-    }
-    if options.out is not None:
+        "members": MEMBERS, "hidden": HIDDEN, "steps": STEPS, "csd_steps": CSD_RECIPE.steps, "level": LEVEL,
+    }  # fmt: skip
+    for seed, (name, make) in itertools.product(options.seeds, (("diabetes", diabetes), ("synthetic", synthetic))):
+        if f"{name}/seed{seed}" in cells:
+            continue
+        cells[f"{name}/seed{seed}"] = figures = measure(make(seed), seed)
         write_json(options.out, {**provenance(pick_device("auto")), **settings, "cells": cells})
+        for method, by_group in figures.items():
+            shown = {group: values for group, values in by_group.items() if isinstance(values, dict)}
+            line = "; ".join(f"{group}: NLL {v['nll']:.2f}, {v['coverage']:.0%}" for group, v in shown.items())
+            print(f"{name} seed {seed} {method:14} a {by_group['a']:.3g} b {by_group['b']:.3g} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,11 @@ COMMANDS = {
     "fit.json": "python benchmarks/fit.py --out results/fit.json",
     "growth.json": "python benchmarks/growth.py --out results/growth.json",
     "scoring_cpu.json": "python benchmarks/scoring.py --out results/scoring_cpu.json",
+    "regression.json": "python benchmarks/regression.py -o results/regression.json",
     "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
     "stages.json": "python benchmarks/stages.py --out results/stages.json",
     "toy.json": "onefold toy --out out/toy",
+    "which_method.json": "python benchmarks/which_method.py DATASETS -o results/which_method.json",
     "ablation": "onefold bench ablate -o results/ablation",
     "bonuses": "python benchmarks/bonuses.py -o results/bonuses",
     "shift": "onefold bench run -o results/shift --preset paper",
@@ -396,16 +398,23 @@ def _by_set(figure: str) -> list[str]:
     sections = shift()[1]
     cells: dict[tuple[str, bool], dict[str, Cell]] = {}
     titles: dict[tuple[str, bool], str] = {}
+    seeds: dict[tuple[str, bool], set[int]] = {}
     for section in sections:
         for row, cell in zip(section.rows, format_column(section.rows, figure, digits=1), strict=True):
             cells.setdefault(_key(row), {})[section.name] = cell
             titles[_key(row)] = row.title + (", by the paper's score" if row.by_paper_score else "")
-    heads = [HEADS[figure], *(escape_markdown(section.name) for section in sections[:-1]), "average"]
+            seeds.setdefault(_key(row), set()).add(len(row.seeds))
+    heads = [HEADS[figure], "seeds", *(escape_markdown(section.name) for section in sections[:-1]), "average"]
     ours = {row.name for section in sections for row in section.rows if row.ours}
     names = [*ROWS, *dict.fromkeys(name for name, _ in titles)]  # rows of other programs come last
     order = sorted(titles, key=lambda key: (key[0] not in ours or key[1], key[1], names.index(key[0])))
     rows = [
-        [titles[key], *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections)] for key in order
+        [
+            titles[key],
+            "–".join(str(count) for count in sorted(seeds[key])),
+            *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections),
+        ]
+        for key in order
     ]
     return markdown_rows(heads, rows)
 
@@ -481,6 +490,46 @@ def risk() -> list[str]:
     return markdown_rows(["ordered by", "seeds", *map(escape_markdown, SETS)], rows)
 
 
+REGRESSION = (
+    ("diabetes", "test"), ("synthetic", "in the clusters"), ("synthetic", "between them"),
+    ("synthetic", "beyond them"),
+)  # fmt: skip
+
+
+def regression() -> list[str]:
+    """Negative log-likelihood and coverage of 90 % intervals, by method and group of test samples."""
+    cells = result("regression")["cells"]
+    rows = []
+    for method in next(iter(cells.values())):
+        row = [method]
+        for data_set, group in REGRESSION:
+            figures = [by_method[method][group] for name, by_method in cells.items() if name.startswith(f"{data_set}/")]
+            nll = [figure["nll"] for figure in figures]
+            row.append(f"{_spread_2(nll)}; {100 * mean(figure['coverage'] for figure in figures):.0f} %")
+        rows.append(row)
+    heads = [f"{data_set}, {group}" if group != "test" else data_set for data_set, group in REGRESSION]
+    return markdown_rows(["error bars of", *heads], rows)
+
+
+def _spread_2(values: Sequence[float]) -> str:
+    return f"{mean(values):.2f}{FIXED}{stdev(values):.2f}".replace("-", "−")
+
+
+def which_method() -> list[str]:
+    """AUROC of detectors at their defaults on embeddings and on pixels, means over seeds."""
+    areas = result("which_method")["auroc"]
+    methods = list(next(iter(areas.values())))
+    best = {name: max(mean(values) for values in by_method.values()) for name, by_method in areas.items()}
+    rows = [
+        [name, *(_bold(mean(by_method[method]), best[name]) for method in methods)] for name, by_method in areas.items()
+    ]
+    return markdown_rows(["AUROC, %", *methods], rows)
+
+
+def _bold(value: float, best: float) -> str:
+    return f"**{value:.1f}**" if value == best else f"{value:.1f}"
+
+
 @dataclass(frozen=True)
 class Figure:
     """A published figure: the script that draws it, its files, the page that shows it and the results it reads.
@@ -526,6 +575,8 @@ SOURCES = {
     "shift_sets": ("shift",),
     "shift_fit": ("shift",),
     "risk": ("shift",),
+    "regression": ("regression.json",),
+    "which_method": ("which_method.json",),
     "data": ("shift",),
     "detectors": ("detectors.json",),
     "small": ("detectors.json",),
@@ -613,7 +664,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
-    "docs/which-method.md": (risk,),
+    "docs/which-method.md": (which_method, risk, regression),
     "docs/reproduce.md": (reproduce,),
 }  # fmt: skip
 FOLDS = {

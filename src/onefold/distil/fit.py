@@ -1,13 +1,14 @@
 """The training of CSD: data, labels, contexts and loss for the loop in `nn.train`."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from onefold.core.memory import available
+from onefold.core.runtime import available
 from onefold.distil.contexts import Contexts, TrainContexts
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
@@ -153,7 +154,7 @@ def distillation(
             context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
             context = context if encode is None else encode(context)
         left, right, theta = side_by_side(
-            [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device
+            [partial(model.left, batch), partial(model.right, context), partial(labels, index, batch, context)], device
         )
         return model.loss(left, right, theta)
 

@@ -38,8 +38,8 @@ TORCHVISION = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
     TORCHVISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-import pytorch_ood  # noqa: E402
-from pytorch_ood.detector import (  # noqa: E402
+import pytorch_ood  # noqa: E402  # pyright: ignore[reportMissingImports]
+from pytorch_ood.detector import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     DICE,
     GEN,
     ODIN,
@@ -71,7 +71,7 @@ Score: TypeAlias = Callable[[Tensor], Tensor]
 class Parts:
     """A trained classifier in parts, and the in-distribution data that a rival is fitted on."""
 
-    net: nn.Module
+    net: nn.Sequential
     x: Float[Tensor, "n c h w"]
     y: Tensor
 
@@ -249,6 +249,7 @@ def build(unit: Unit, augment: Augmentation, *, rival: Rival) -> Fit:
     images = load_id_set(unit.id_set, unit.data_dir, unit.preset)
     net = load_or_train_classifier(unit, augment)
     device = next(net.parameters()).device
+    assert isinstance(net, nn.Sequential)
     assert images.y_train is not None
     parts = Parts(
         net, torch.from_numpy(with_channels(images.x_train)).to(device), torch.from_numpy(images.y_train).to(device)
@@ -265,13 +266,14 @@ def build(unit: Unit, augment: Augmentation, *, rival: Rival) -> Fit:
 
 def make_rows() -> dict[str, Row]:
     """Return two rows for each rival: classifiers trained with flips, as in the paper, and without."""
+    classifiers: list[tuple[str, Augmentation, str]] = [("", "flips", "flips"), ("-noflips", "crops", "no flips")]
     rows = [
         Row(
             name=f"po_{name}{suffix}", title=rival.title, family=f"po_{name}", build=partial(build, rival=rival),
             augment=augment, variant=variant, default="chosen", uses_labels=True, channel_axis=True,
         )
         for name, rival in RIVALS.items()
-        for suffix, augment, variant in (("", "flips", "flips"), ("-noflips", "crops", "no flips"))
+        for suffix, augment, variant in classifiers
     ]  # fmt: skip
     return {row.name: row for row in rows}
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-full lint check format docs build matrix clean help
+.PHONY: demo test test-full lint check format docs paper build matrix clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -14,7 +14,8 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("onefold needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
-# laplace-torch is installed without its dependencies: it lists torchvision, which it does not need.
+# laplace-torch is installed without its dependencies: it lists torchvision, which it does not need. torchrl lists an
+# older tensordict; only a guide uses it.
 # The pinned torch is installed first, because the resolver may choose one with gigabytes of CUDA packages.
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
@@ -23,7 +24,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.core
 	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps laplace-torch backpack-for-pytorch curvlinops-for-pytorch
+	$(PIP) --no-deps laplace-torch backpack-for-pytorch curvlinops-for-pytorch torchrl
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.core
@@ -52,6 +53,9 @@ format: $(VENV)/.dev  ## format the code and fix what ruff can fix
 
 docs: $(VENV)/.docs  ## the site in out/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --site-dir out/site
+
+paper: $(VENV)/.core  ## rebuild all published tables and figures; fails if one differs
+	$(BIN)/python benchmarks/paper.py
 
 build: $(VENV)/.dev  ## a wheel and an sdist in dist
 	rm -rf dist

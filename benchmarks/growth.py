@@ -1,6 +1,6 @@
 """How fitting and scoring grow with the data: vectors of 16 numbers, 1,000 to 1,000,000 rows, in one run.
 
-    python benchmarks/growth.py [--out FILE.json] [--picture FILE.png] [--most 1000000]
+    python benchmarks/growth.py [--out FILE.json] [--most 1000000]
 
 CSD trains for a fixed number of steps, so its fit grows only by reading the data and computing its features.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from onefold import CSD, RND, LastLayerGP
 from onefold.core.batches import pick_device
@@ -26,7 +25,6 @@ STEPS = 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--picture", type=Path)
     parser.add_argument("--most", type=int, default=1_000_000)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # nothing here is trained to the end
@@ -53,23 +51,6 @@ def main() -> None:
     result = {**provenance(pick_device("auto")), "columns": 16, "steps": STEPS, "rows": sizes, "seconds": times}
     if options.out is not None:
         write_json(options.out, result)
-    if options.picture is not None:
-        draw(result, options.picture)
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Time against rows, both logarithmic, with a line of slope one."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    for axes, what in zip(figure.subplots(1, 2, sharey=True), ("fit", "score"), strict=True):
-        rows = np.array(result["rows"])
-        for name, times in result["seconds"].items():
-            axes.plot(rows, times[what], marker="o", ms=4, label=name)
-        axes.plot(rows, result["seconds"]["LastLayerGP"][what][-1] * rows / rows[-1], ":", c="grey", label="linear")
-        axes.set(xscale="log", yscale="log", xlabel="rows", title=what)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("seconds")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ python benchmarks/tables.py
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 from onefold.bench.evaluate import mean_over_sets
-from onefold.bench.results import Collected, collect
+from onefold.bench.results import KEPT_SHARES, Collected, collect
 from onefold.bench.rows import ABLATION, ROWS, select_rows
 from onefold.report.bench_table import Section, TableRow, build_table, shown_sections
 from onefold.report.bench_text import (
@@ -100,22 +101,26 @@ def demo() -> list[str]:
 
 
 COMMANDS = {
-    "agent.json": "python benchmarks/agent.py",
-    "column.json": "python benchmarks/column.py",
-    "demo.json": "make demo",
-    "detectors.json": "python benchmarks/detectors.py",
-    "environments.json": "python benchmarks/environments.py",
-    "environments_two_cores.json": "python benchmarks/environments.py",
-    "fit.json": "python benchmarks/fit.py",
-    "growth.json": "python benchmarks/growth.py",
-    "monitor.json": "python benchmarks/monitor.py",
-    "scoring_cpu.json": "python benchmarks/scoring.py",
-    "scoring_gpu.json": "python benchmarks/scoring.py",
-    "stages.json": "python benchmarks/stages.py",
-    "toy.json": "onefold toy",
-    "ablation": "onefold bench ablate",
-    "bonuses": "python benchmarks/bonuses.py",
-    "shift": "onefold bench run --preset paper",
+    "agent.json": "python benchmarks/agent.py --out results/agent.json",
+    "column.json": "python benchmarks/column.py --out results/column.json",
+    "demo.json": "onefold demo --out out/demo",
+    "detectors.json": "python benchmarks/detectors.py DATASETS --out results/detectors.json",
+    "environments.json": "python benchmarks/environments.py --out results/environments.json",
+    "environments_two_cores.json": (
+        "python benchmarks/environments.py --count 2 4 16 --out results/environments_two_cores.json"
+    ),
+    "fit.json": "python benchmarks/fit.py --out results/fit.json",
+    "growth.json": "python benchmarks/growth.py --out results/growth.json",
+    "monitor.json": "python benchmarks/monitor.py --out results/monitor.json",
+    "scoring_cpu.json": "python benchmarks/scoring.py --out results/scoring_cpu.json",
+    "regression.json": "python benchmarks/regression.py -o results/regression.json",
+    "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
+    "stages.json": "python benchmarks/stages.py --out results/stages.json",
+    "toy.json": "onefold toy --out out/toy",
+    "which_method.json": "python benchmarks/which_method.py DATASETS -o results/which_method.json",
+    "ablation": "onefold bench ablate -o results/ablation",
+    "bonuses": "python benchmarks/bonuses.py -o results/bonuses",
+    "shift": "onefold bench run -o results/shift --preset paper",
 }
 
 
@@ -378,11 +383,12 @@ def shift_units() -> list[str]:
     collected, table = shift()
     names = [section.name for section in table[:-1]]
     rows, main_table = [], [row.name for row in select_rows(())]
-    for method in dict.fromkeys(name for name in main_table if any(unit.row == name for unit in collected.units)):
+    titles = {unit.row: ", ".join([unit.title, unit.variant][: 1 + (unit.row not in ROWS)]) for unit in collected.units}
+    for method in (name for name in dict.fromkeys([*main_table, *titles]) if name in titles):
         seeds = [
             sorted(unit.seed for unit in collected.units if (unit.row, unit.id_set) == (method, name)) for name in names
         ]
-        rows.append([escape_markdown(ROWS[method].title), *map(spans, seeds)])
+        rows.append([escape_markdown(titles[method]), *map(spans, seeds)])
     absent = [ROWS[name].title for name in main_table if all(unit.row != name for unit in collected.units)]
     notes = [f"Not run yet: {'; '.join(map(escape_markdown, absent))}."] if absent else []
     notes += map(escape_markdown, list_remarks(collected))
@@ -421,14 +427,23 @@ def _by_set(figure: str) -> list[str]:
     sections = shift()[1]
     cells: dict[tuple[str, bool], dict[str, Cell]] = {}
     titles: dict[tuple[str, bool], str] = {}
+    seeds: dict[tuple[str, bool], set[int]] = {}
     for section in sections:
         for row, cell in zip(section.rows, format_column(section.rows, figure, digits=1), strict=True):
             cells.setdefault(_key(row), {})[section.name] = cell
             titles[_key(row)] = row.title + (", by the paper's score" if row.by_paper_score else "")
-    heads = [HEADS[figure], *(escape_markdown(section.name) for section in sections[:-1]), "average"]
-    order = sorted(titles, key=lambda key: (not ROWS[key[0]].ours or key[1], key[1], list(ROWS).index(key[0])))
+            seeds.setdefault(_key(row), set()).add(len(row.seeds))
+    heads = [HEADS[figure], "seeds", *(escape_markdown(section.name) for section in sections[:-1]), "average"]
+    ours = {row.name for section in sections for row in section.rows if row.ours}
+    names = [*ROWS, *dict.fromkeys(name for name, _ in titles)]  # rows of other programs come last
+    order = sorted(titles, key=lambda key: (key[0] not in ours or key[1], key[1], names.index(key[0])))
     rows = [
-        [titles[key], *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections)] for key in order
+        [
+            titles[key],
+            "–".join(str(count) for count in sorted(seeds[key])),
+            *(_short(cells[key][s.name]) if s.name in cells[key] else "–" for s in sections),
+        ]
+        for key in order
     ]
     return markdown_rows(heads, rows)
 
@@ -478,6 +493,203 @@ def _section(section: Section) -> list[str]:
     return lines
 
 
+RISK_ROWS = (
+    "csd_post_hoc", "gp_post_hoc-noflips", "knn-noflips", "energy-noflips", "mcd-noflips", "laplace-noflips",
+    "ens3-noflips", "ens15-noflips",
+)  # fmt: skip
+RISK_SHARES = (1.0, 0.8, 0.5)
+
+
+def risk() -> list[str]:
+    """Wrong predictions among all, and among the 80 % and 50 % with the smallest scores, in per cent, by set."""
+    units = shift()[0].units
+    at = [KEPT_SHARES.index(share) for share in RISK_SHARES]
+    rows = []
+    for name in RISK_ROWS:
+        of_row = [unit for unit in units if unit.row == name]
+        cells = [
+            " / ".join(
+                f"{100 * mean(1 - unit.rejection[i] for unit in of_row if unit.id_set == id_set):.2f}" for i in at
+            )
+            for id_set in SETS
+        ]
+        seeds = len({unit.seed for unit in of_row})
+        score = of_row[0].default.replace("_", " ")
+        rows.append([f"{escape_markdown(ROWS[name].title)} ({score})".replace(" (score)", ""), str(seeds), *cells])
+    return markdown_rows(["ordered by", "seeds", *map(escape_markdown, SETS)], rows)
+
+
+REGRESSION = (
+    ("diabetes", "test"), ("synthetic", "in the clusters"), ("synthetic", "between them"),
+    ("synthetic", "beyond them"),
+)  # fmt: skip
+
+
+def regression() -> list[str]:
+    """Negative log-likelihood and coverage of 90 % intervals, by method and group of test samples."""
+    cells = result("regression")["cells"]
+    rows = []
+    for method in next(iter(cells.values())):
+        row = [method]
+        for data_set, group in REGRESSION:
+            figures = [by_method[method][group] for name, by_method in cells.items() if name.startswith(f"{data_set}/")]
+            nll = [figure["nll"] for figure in figures]
+            row.append(f"{_spread_2(nll)}; {100 * mean(figure['coverage'] for figure in figures):.0f} %")
+        rows.append(row)
+    heads = [f"{data_set}, {group}" if group != "test" else data_set for data_set, group in REGRESSION]
+    return markdown_rows(["error bars of", *heads], rows)
+
+
+def _spread_2(values: Sequence[float]) -> str:
+    return f"{mean(values):.2f}{FIXED}{stdev(values):.2f}".replace("-", "−")
+
+
+def which_method() -> list[str]:
+    """AUROC of detectors at their defaults on embeddings and on pixels, means over seeds."""
+    areas: dict[str, dict[str, list[float]]] = {}
+    for cell, area in result("which_method")["auroc"].items():
+        name, method, _ = cell.split("/")
+        areas.setdefault(name, {}).setdefault(method, []).append(area)
+    methods = list(next(iter(areas.values())))
+    best = {name: max(mean(values) for values in by_method.values()) for name, by_method in areas.items()}
+    rows = [
+        [
+            name,
+            str(min(map(len, by_method.values()))),
+            *(_bold(mean(by_method[method]), best[name]) if method in by_method else "–" for method in methods),
+        ]
+        for name, by_method in areas.items()
+    ]
+    return markdown_rows(["AUROC, %", "seeds", *methods], rows)
+
+
+def _bold(value: float, best: float) -> str:
+    return f"**{value:.1f}**" if value == best else f"{value:.1f}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure: the script that draws it, its files, the page that shows it and the results it reads.
+
+    Args:
+        script: Script that draws it.
+        names: Names of its files without the ending.
+        page: Page that shows it.
+        sources: Names in `results/` that it is drawn from.
+        computed: True if the script computes what the figure shows, and reads at most a part of it from results.
+        dark: True if it has a second version for dark pages.
+    """
+
+    script: str
+    names: tuple[str, ...]
+    page: str
+    sources: tuple[str, ...] = ()
+    computed: bool = False
+    dark: bool = True
+
+    def file_names(self) -> list[str]:
+        """Return the names of its files."""
+        return [f"{name}{suffix}.png" for name in self.names for suffix in ("", "_dark")[: 1 + self.dark]]
+
+
+IDEA = ("idea_disagree", "idea_infinite", "idea_queries", "idea_contexts")
+FIGURES = (
+    Figure("docs/figures/shift.py", ("shift",), "docs/results/detection.md", ("shift",)),
+    Figure("docs/figures/risk.py", ("risk",), "docs/which-method.md", ("shift",)),
+    Figure("docs/figures/bonuses.py", ("bonuses",), "docs/results/exploration.md", ("bonuses",)),
+    Figure("docs/figures/growth.py", ("growth",), "docs/results/cost.md", ("growth.json",), dark=False),
+    Figure("onefold toy", ("toy_1d",), "docs/maths.md", ("toy.json",), computed=True, dark=False),
+    Figure("onefold toy", ("toy_2d",), "docs/results/detection.md", ("toy.json",), computed=True, dark=False),
+    Figure("docs/figures/idea.py", IDEA, "docs/idea.md", computed=True),
+    Figure("docs/figures/idea.py", ("idea_pass",), "docs/idea.md", ("scoring_cpu.json",), computed=True),
+)
+SOURCES = {
+    "shift_headline": ("shift",),
+    "shift_auroc": ("shift",),
+    "shift_other_sets": ("shift",),
+    "shift_differences": ("shift",),
+    "shift_units": ("shift",),
+    "shift_sets": ("shift",),
+    "shift_fit": ("shift",),
+    "risk": ("shift",),
+    "regression": ("regression.json",),
+    "which_method": ("which_method.json",),
+    "data": ("shift",),
+    "detectors": ("detectors.json",),
+    "small": ("detectors.json",),
+    "ablation": ("ablation",),
+    "demo": ("demo.json",),
+    "toy": ("toy.json",),
+    "bonuses": ("bonuses",),
+    "agent": ("agent.json",),
+    "stages": ("stages.json",),
+    "environments": ("environments.json", "environments_two_cores.json"),
+    "scoring": ("scoring_cpu.json", "scoring_gpu.json"),
+    "fit": ("fit.json",),
+    "column": ("column.json",),
+    "growth": ("growth.json",),
+}
+"""The names in `results/` that each table is made from; `provenance` reads all of them."""
+
+
+def reproduce() -> list[str]:
+    """Every result file or folder: what is published from it, the command that makes it, its machine and its time."""
+    rows = []
+    for name, command in COMMANDS.items():
+        path = RESULTS / name
+        files = [path] if path.is_file() else sorted(path.rglob("*.json"))
+        made = [content for file in files if "commit" in (content := json.loads(file.read_text("utf-8")))]
+        machine = f"{_all_of(made, 'device')}, {_all_of(made, 'cores')} cores"
+        time = shown_time(sum(map(RECORDED[name], made))) if name in RECORDED else "–"
+        rows.append([f"`{name}`", _published(name), f"`{command}`", machine, time])
+    return markdown_rows(["in `results/`", "published in", "command", "machine", "recorded time"], rows, 5)
+
+
+def _published(name: str) -> str:
+    """Return links to the pages that show a result file or folder, with the names of tables and figures."""
+    shown: dict[str, list[str]] = {}
+    for page, writers in PAGES.items():
+        for writer in writers:
+            if name in SOURCES.get(writer.__name__, ()):
+                shown.setdefault(page, []).append(f"`{writer.__name__}`")
+    for figure in FIGURES:
+        if name in figure.sources:
+            shown.setdefault(figure.page, []).extend(f"`{file}.png`" for file in figure.names)
+    links = {page: "index.md" if page == "README.md" else page.removeprefix("docs/") for page in shown}
+    return "<br>".join(f"[{links[page]}]({links[page]}): {', '.join(names)}" for page, names in shown.items())
+
+
+def _seconds_of_unit(content: dict[str, Any]) -> float:
+    """Return the seconds to fit, and to score all test images once."""
+    images = content["data"]["test"] + sum(content["data"]["ood"].values())
+    return content["cost"]["fit_s"] + content["cost"]["score_us"] / 1e6 * images
+
+
+RECORDED: dict[str, Callable[[dict[str, Any]], float]] = {
+    "shift": _seconds_of_unit,
+    "ablation": _seconds_of_unit,
+    "bonuses": lambda run: run["seconds"],
+    "toy.json": lambda content: content["seconds"],
+    "demo.json": lambda content: sum(m["fit_seconds"] + m["score_seconds"] for m in content["methods"].values()),
+    "growth.json": lambda content: sum(sum(times) for parts in content["seconds"].values() for times in parts.values()),
+    "column.json": lambda content: sum(times["all_s"] for times in content["times"].values()),
+    "fit.json": lambda content: sum(
+        times["fit_s"] + times["set_up_s"]
+        for ways in content["times"].values()
+        for way, times in ways.items()
+        if way != "floor"
+    ),
+}
+"""Seconds of work that a result file records. The other files record rates or figures only."""
+
+
+def shown_time(seconds: float) -> str:
+    """Return seconds in the largest fitting unit."""
+    units = (("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next(((unit, length) for unit, length in units if seconds >= 1.5 * length), units[-1])
+    return f"{seconds / length:.1f} {unit}"
+
+
 Writer = Callable[[], list[str]]
 PAGES: dict[str, tuple[Writer, ...]] = {
     "README.md": (shift_headline,),
@@ -490,6 +702,8 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
+    "docs/which-method.md": (which_method, risk, regression),
+    "docs/reproduce.md": (reproduce,),
 }  # fmt: skip
 FOLDS = {
     "shift_auroc": "AUROC of all methods, with spreads and gaps to the paper",

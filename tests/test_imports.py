@@ -45,7 +45,9 @@ PUBLIC = {
         "similarity_loss", "similarity_model",
     },
     data: {"Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set"},
-    metrics: {"accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation"},
+    metrics: {
+        "RiskCoverage", "accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation", "risk_coverage",
+    },
     rl: {
         "Agent", "CSDBonus", "IntrinsicReward", "LastLayerGPBonus", "LinearSchedule", "RNDBonus", "make_run", "resume",
         "train",

@@ -1,5 +1,6 @@
 """Ranking metrics against brute force; the embedded sets are what they say."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,40 @@ def test_fpr95_by_hand() -> None:
     assert metrics.fpr95(familiar, [94.0, 94.5, 10.0, 1000.0]) == 0.5
     assert metrics.fpr95([0.0], [1.0, 2.0]) == 0
     assert metrics.fpr95([0.0, 0.0], [0.0]) == 1
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=6))
+def test_risk_is_the_mean_over_all_orders_of_ties(pairs: list[tuple[int, int]]) -> None:
+    """By brute force: every order of the samples that sorts the scores, and the mean loss of each prefix."""
+    orders = [order for order in itertools.permutations(pairs) if [s for s, _ in order] == sorted(s for s, _ in pairs)]
+    prefixes = [[np.mean([loss for _, loss in order[:k]]) for k in range(1, len(pairs) + 1)] for order in orders]
+    curve = metrics.risk_coverage([s for s, _ in pairs], [loss for _, loss in pairs])
+    np.testing.assert_allclose(curve.risk, np.mean(prefixes, axis=0), atol=1e-12)
+    np.testing.assert_allclose(curve.coverage, np.arange(1, len(pairs) + 1) / len(pairs))
+    assert math.isclose(curve.area, np.mean(prefixes), abs_tol=1e-12)
+
+
+def test_risk_coverage_in_closed_form() -> None:
+    """Perfect scores, the worst, and constant ones: 3 errors among 10 predictions."""
+    wrong = np.repeat([False, True], [7, 3])
+    best = metrics.risk_coverage(np.arange(10), wrong)
+    np.testing.assert_allclose(best.risk, [0] * 7 + [1 / 8, 2 / 9, 3 / 10])
+    assert math.isclose(best.area, (1 / 8 + 2 / 9 + 3 / 10) / 10)
+    worst = metrics.risk_coverage(-np.arange(10), wrong)
+    np.testing.assert_allclose(worst.risk, [1, 1, 1, *(3 / k for k in range(4, 11))])
+    np.testing.assert_allclose(metrics.risk_coverage(np.zeros(10), wrong).risk, 0.3)
+    large = metrics.risk_coverage(np.arange(10**5), np.arange(10**5) >= 6 * 10**4)
+    r = 0.4  # the optimal area is r + (1 − r) ln(1 − r) for many samples (Geifman, Uziel & El-Yaniv, 2019)
+    assert math.isclose(large.area, r + (1 - r) * math.log(1 - r), abs_tol=1e-4)
+
+
+def test_risk_coverage_refuses_what_it_cannot_rank() -> None:
+    for scores_, losses, words in (
+        ([], [], "empty"), ([1.0], [1, 0], "losses: 2 values do not match the 1 scores"), ([np.nan], [1], "NaN"),
+        ([1.0], [np.inf], "NaN or infinity"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            metrics.risk_coverage(scores_, losses)
 
 
 @given(a=st.lists(st.integers(0, 6), min_size=3, max_size=20), seed=st.integers(0, 9))

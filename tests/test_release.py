@@ -51,6 +51,7 @@ def test_the_version_is_written_once() -> None:
     assert PROJECT["dynamic"] == ["version"]
     folders = [ROOT / name for name in ("src", "tests", "tools", "benchmarks", "docs")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md", ".j2", ".toml")]
+    files = [path for path in files if ".venv" not in path.parts]  # the environment of benchmarks/rivals
     files += [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml"), ROOT / "Makefile"]
     places = [path for path in files if path.name not in DATED and VERSION.search(path.read_text("utf-8"))]
     assert [path.relative_to(ROOT) for path in places if path.name != "CHANGELOG.md"] == [

@@ -348,6 +348,28 @@ def test_figures_that_were_not_measured_are_absent_from_the_table(tmp_path: Path
     )
 
 
+def test_rows_of_other_programs_form_the_family_that_their_files_name(tmp_path: Path) -> None:
+    """Two variants of one method that this version does not know: one row, the better score of the better variant."""
+    made = []
+    for name, variant, aurocs in (("po_vim", "flips", (60.0, 70.0)), ("po_vim-noflips", "no flips", (80.0, 75.0))):
+        scores = {
+            kind: {"mnist": value, "perturbed": value, "perturbed_clipped": value}
+            for kind, value in zip(("chosen", "documented"), aurocs, strict=True)
+        }
+        one = unit(name, "fashion_mnist", 0, scores)
+        one["settings"] |= {"title": "ViM", "family": "po_vim", "variant": variant}
+        made.append(one)
+    section = table_of(tmp_path, made)[0]
+    (row,) = section.rows
+    assert (row.name, row.title, row.auroc, row.best_of) == ("po_vim", "ViM", 80.0, 4)
+    assert row.form == "chosen, no flips"
+    made[0]["settings"]["family"] = ""
+    made[1]["settings"]["variant"] = "x" * 201
+    collected = collect(write(tmp_path / "bad", [*made, unit("rnd", "fashion_mnist", 0, scores)]))
+    assert [one.row for one in collected.units] == ["rnd"]
+    assert len(collected.skipped) == 2
+
+
 def test_only_ood_sets_that_all_units_have_count(tmp_path: Path) -> None:
     units = [
         unit("rnd", "mine", 0, {"score": {"x": 90.0, "y": 10.0, "perturbed": 80.0}}),

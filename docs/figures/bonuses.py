@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from style import Look, both, panels
+from style import IMAGES, Look, both, panels
 
 from onefold.report.runs_stats import t_half_width
 
@@ -55,5 +55,9 @@ def curves(look: Look) -> Figure:
     return figure
 
 
+def main(folder: Path = IMAGES) -> None:
+    both("bonuses", curves, folder)
+
+
 if __name__ == "__main__":
-    both("bonuses", curves)
+    main()

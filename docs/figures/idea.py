@@ -10,7 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from style import Look, both, panels
+from style import IMAGES, Look, both, panels
 from torch import Generator
 
 from onefold.distil import distil_known_queries
@@ -228,10 +228,14 @@ def arrow(ax: Axes, look: Look, start: tuple[float, float], end: tuple[float, fl
     ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=look.muted, lw=1.3, shrinkB=2))
 
 
+def main(folder: Path = IMAGES) -> None:
+    trained, known, pairs = ensemble(), regressions(), contextual()
+    both("idea_disagree", lambda look: disagree(trained, look), folder)
+    both("idea_infinite", lambda look: more_members(trained, look), folder)
+    both("idea_queries", lambda look: known_queries(known, look), folder)
+    both("idea_contexts", lambda look: all_queries(pairs, look), folder)
+    both("idea_pass", one_pass, folder)
+
+
 if __name__ == "__main__":
-    found, known, pairs = ensemble(), regressions(), contextual()
-    both("idea_disagree", lambda look: disagree(found, look))
-    both("idea_infinite", lambda look: more_members(found, look))
-    both("idea_queries", lambda look: known_queries(known, look))
-    both("idea_contexts", lambda look: all_queries(pairs, look))
-    both("idea_pass", one_pass)
+    main()

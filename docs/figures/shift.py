@@ -9,7 +9,7 @@ because it was fitted with images of the OOD sets.
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from style import Look, both, panels
+from style import IMAGES, Look, both, panels
 
 from onefold.bench.results import collect
 from onefold.report.bench_table import TableRow, build_table
@@ -49,5 +49,9 @@ def methods(look: Look) -> Figure:
     return figure
 
 
+def main(folder: Path = IMAGES) -> None:
+    both("shift", methods, folder)
+
+
 if __name__ == "__main__":
-    both("shift", methods)
+    main()

@@ -34,8 +34,8 @@ LIGHT = Look("light", "#ffffff", "#1d2733", "#6b7785", "#d5dbe2", "#2a78b5", "#d
 DARK = Look("dark", "#1b222c", "#e8edf3", "#98a5b3", "#3b4653", "#6db3ea", "#f0788a", "#e6b455")
 
 
-def both(name: str, draw: Callable[[Look], Figure]) -> None:
-    """Write NAME.png and NAME_dark.png to docs/images."""
+def both(name: str, draw: Callable[[Look], Figure], folder: Path = IMAGES) -> None:
+    """Write NAME.png and NAME_dark.png, by default to docs/images."""
     for look, suffix in ((LIGHT, ""), (DARK, "_dark")):
         settings: dict[Any, Any] = {
             "font.size": 12, "text.color": look.ink, "axes.edgecolor": look.muted, "axes.labelcolor": look.ink,
@@ -46,7 +46,7 @@ def both(name: str, draw: Callable[[Look], Figure]) -> None:
         with matplotlib.rc_context(settings):
             buffer = io.BytesIO()
             draw(look).savefig(buffer, format="png", dpi=DPI, facecolor=look.paper, metadata={"Software": None})
-        write_bytes(IMAGES / f"{name}{suffix}.png", buffer.getvalue())
+        write_bytes(folder / f"{name}{suffix}.png", buffer.getvalue())
 
 
 def panels(columns: int, width: float, height: float, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:

@@ -1,12 +1,30 @@
 """Ranking metrics for the scores of familiar and unfamiliar inputs. A bigger score means more uncertain."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import InputError
 from onefold.types import ArrayLike
 
-__all__ = ["accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation"]
+__all__ = [
+    "RiskCoverage", "accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation", "risk_coverage",
+]  # fmt: skip
+
+
+class RiskCoverage(NamedTuple):
+    """Risk–coverage curve of a predictor that abstains where its scores are largest.
+
+    Attributes:
+        coverage: Share of the samples that are predicted, 1/N, 2/N, … 1 [N].
+        risk: Mean loss of the predicted samples at each coverage [N].
+        area: Mean of the risks, the area under the curve (AURC). Smaller is better.
+    """
+
+    coverage: NDArray[np.float64]
+    risk: NDArray[np.float64]
+    area: float
 
 
 def auroc(familiar: ArrayLike, unfamiliar: ArrayLike) -> float:
@@ -113,6 +131,38 @@ def accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
             "Pass one prediction for each label."
         )
     return float(np.mean(predictions == truth))
+
+
+def risk_coverage(scores: ArrayLike, losses: ArrayLike) -> RiskCoverage:
+    """Return the mean loss of the samples with the smallest scores, for every number of samples.
+
+    It tells whether scores find wrong predictions: with losses 0 and 1, risk is the error rate among the predictions
+    that are kept. Samples of equal scores count as if drawn in random order, so constant scores give a constant risk.
+
+    Args:
+        scores: Scores of samples, such as of a test set.
+        losses: Losses of the predictions for the same samples, such as `predicted != labels`.
+
+    Returns:
+        Coverages, risks and the area under the curve.
+
+    Raises:
+        InputError: If there are no scores, the lengths differ, or a value is NaN or infinite.
+    """
+    values, costs = (np.asarray(part, dtype=np.float64).ravel() for part in (scores, losses))
+    if len(values) != len(costs):
+        raise InputError(
+            f"losses: {len(costs)} values do not match the {len(values)} scores. Pass one loss for each score."
+        )
+    if not len(values):
+        raise InputError("scores: empty. Pass at least one score.")
+    if not (np.isfinite(values).all() and np.isfinite(costs).all()):
+        raise InputError("scores: NaN or infinity in the scores or losses. Pass finite values.")
+    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means = np.bincount(groups, costs) / counts
+    kept = np.arange(1, len(values) + 1)
+    risk = np.cumsum(np.repeat(means, counts)) / kept
+    return RiskCoverage(kept / len(values), risk, float(risk.mean()))
 
 
 def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:

@@ -46,6 +46,8 @@ class UnitResult:
     Args:
         row: Name of the row.
         title: Title of the row.
+        family: Name of the row that stands for this one in tables. Units of other programs name it in their settings.
+        variant: Text that tells the row from others of its family.
         ours: True for a form of CSD.
         id_set: Name of the ID set.
         seed: Seed of the unit.
@@ -65,6 +67,8 @@ class UnitResult:
 
     row: str
     title: str
+    family: str
+    variant: str
     ours: bool
     id_set: str
     seed: int
@@ -80,11 +84,6 @@ class UnitResult:
     cost: dict[str, float] = field(default_factory=dict)
     alone: bool = True
     origin: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def family(self) -> str:
-        """Name of the row that stands for this one in tables."""
-        return ROWS[self.row].family if self.row in ROWS else self.row
 
     @property
     def ood_sets(self) -> list[str]:
@@ -154,6 +153,8 @@ def parse_unit(content: Mapping[str, Any], settings: Mapping[str, Any]) -> UnitR
     fields = {
         "row": unit_settings.get("method"),
         "title": unit_settings.get("title") if row is None else row.title,
+        "family": unit_settings.get("family", unit_settings.get("method")) if row is None else row.family,
+        "variant": unit_settings.get("variant", "") if row is None else row.variant,
         "ours": unit_settings.get("ours") is True if row is None else row.ours,
         "id_set": data.get("id"),
         "seed": int(seed[1]),
@@ -205,9 +206,11 @@ def _known_metrics(scores: Any) -> Any:
 
 
 def _check_names(result: UnitResult) -> None:
-    names = [result.row, result.title, result.id_set, result.default, *result.tested, *result.scores]
+    names = [result.row, result.title, result.family, result.id_set, result.default, *result.tested, *result.scores]
     if invalid := [name for name in names if not 0 < len(name) <= LONGEST]:
         raise FileError(f"{invalid[0][:20]!r}: not a name of 1 to {LONGEST} characters")
+    if len(result.variant) > LONGEST:
+        raise FileError(f"variant: longer than {LONGEST} characters")
     if PERTURBED[0] not in result.tested:
         raise FileError(f"data.ood: lacks the set {PERTURBED[0]}")
     if result.default not in result.scores:

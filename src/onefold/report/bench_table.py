@@ -311,9 +311,8 @@ def _note_on_paper(name: str, other_sets: list[str]) -> str:
 
 
 def _describe_form(unit: UnitResult, score: str) -> str:
-    variant = ROWS[unit.row].variant if unit.row in ROWS else ""
     name = "default score" if score == "score" else score.replace("_", " ")
-    return ", ".join(part for part in (name, variant) if part)
+    return ", ".join(part for part in (name, unit.variant) if part)
 
 
 def _position(name: str) -> int:

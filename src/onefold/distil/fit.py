@@ -150,7 +150,7 @@ def distillation(
         if same:
             context = batch
         else:
-            context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
+            context = contexts(batch if encode is None else x[index], index, integers[:, 1], uniforms)
             context = context if encode is None else encode(context)
         left, right, theta = side_by_side(
             [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context)], device

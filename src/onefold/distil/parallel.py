@@ -163,7 +163,7 @@ def parallel_distillation(
         index = integers[rows, 0] % len(x)
         batch = context = inputs[index]
         if not same:
-            context = contexts(batch if encode is None else x[index], integers[rows, 1], uniforms[rows])
+            context = contexts(batch if encode is None else x[index], index, integers[rows, 1], uniforms[rows])
             context = context if encode is None else encode(context)
         return pair_loss(model.pairs, similarity(batch, context), labels(index, batch, context))
 

@@ -596,7 +596,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
 
 def default_score(kernel: Kernel | None) -> ModelScore:
     """Return the default score: "surprisal" for a trained model of which no layer is named, else "combined"."""
-    if not isinstance(kernel, ModelFeatures) or "outputs" in kernel.settings or kernel.settings["layer"] is not None:
+    if not isinstance(kernel, ModelFeatures) or kernel.settings["outputs"] or kernel.settings["layer"] is not None:
         return "combined"
     return "surprisal"
 

@@ -1,5 +1,6 @@
 """Kernels, similarities between inputs: the labels that CSD distils, and the terms of the exact posteriors."""
 
+from onefold.kernels.embedding import ModelOutputs
 from onefold.kernels.empirical import EmpiricalNTK, empirical_ntk
 from onefold.kernels.infinite import InfiniteMLP, KernelPair, infinite
 from onefold.kernels.last_layer import Features, last_layer
@@ -11,6 +12,7 @@ __all__ = [
     "InfiniteMLP",
     "KernelPair",
     "ModelFeatures",
+    "ModelOutputs",
     "empirical_ntk",
     "from_model",
     "infinite",

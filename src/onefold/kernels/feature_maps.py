@@ -17,8 +17,6 @@ from onefold.nn.nets import Prior, Standardise
 from onefold.types import FeatureKernel, Kernel
 
 COMMON_SHARE = 0.5  # of the mean encoding, kept as an offset; see `encoder_centre`
-
-
 STAGE_WIDTH = 2048  # of the random layer on stages, if the kernel has none
 
 

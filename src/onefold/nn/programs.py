@@ -63,34 +63,37 @@ def program_inputs(program: GraphModule, x: Batch) -> list[Tensor]:
     return batch_tensors(x)
 
 
-def cut_program(program: Model, layer: str | None) -> Callable[[Any], Tensor]:
-    """Return an exported program up to the input of its last dense layer, or to the output of the named layer."""
+def program_caller(program: Model) -> Callable[[Batch], Any]:
+    """Return the function from a batch to what an exported program returns."""
+    graph_module = program.module()
+    assert isinstance(graph_module, GraphModule)
+
+    def run(x: Batch) -> Any:
+        with torch.no_grad():
+            return graph_module(*program_inputs(graph_module, to_model(graph_module, x)))
+
+    return run
+
+
+def cut_program(program: Model, layer: str) -> Callable[[Batch], Tensor]:
+    """Return an exported program up to the output of the named layer."""
     graph_module = program.module()
     assert isinstance(graph_module, GraphModule)
     nodes = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    if layer is None:
-        dense = [node for node in nodes if str(node.target).startswith(("aten.linear", "aten.addmm"))]
-        if not dense:
-            raise LayerError(
-                "the exported model has no dense layer", argument="layer", hint="Name the layer whose output to use."
-            )
-        end: Any = dense[-1].args[1 if "addmm" in str(dense[-1].target) else 0]
-    else:
-        inside = [node for node in nodes if _belongs(node, layer)]
-        if not inside:
-            paths = sorted({path for node in nodes for path in _paths(node)} - {""})
-            near = difflib.get_close_matches(layer, paths, n=3, cutoff=0.3) or paths[-3:]
-            raise LayerError(f"the exported model has no layer {layer!r}: did you mean {', '.join(map(repr, near))}?")
-        end = inside[-1]
+    inside = [node for node in nodes if _belongs(node, layer)]
+    if not inside:
+        paths = sorted({path for node in nodes for path in _paths(node)} - {""})
+        near = difflib.get_close_matches(layer, paths, n=3, cutoff=0.3) or paths[-3:]
+        raise LayerError(f"the exported model has no layer {layer!r}: did you mean {', '.join(map(repr, near))}?")
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
-    output.args = (end,)
+    output.args = (inside[-1],)
     graph_module.graph.set_codegen(CodeGen())
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
 
     def encode(x: Batch) -> Tensor:
         with torch.no_grad():
-            return graph_module(*program_inputs(graph_module, to_model(graph_module, x))).flatten(1)
+            return graph_module(*program_inputs(graph_module, to_model(graph_module, x)))
 
     return encode
 

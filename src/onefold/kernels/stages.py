@@ -158,25 +158,43 @@ def _convolutional_stages(net: nn.Module, calls: list[Call]) -> tuple[Stage, ...
 def _last_before(net: nn.Module, maps: list[Call], size: tuple[int, ...], fall: Call) -> Call:
     """Return the last map of a size before the call at which it falls, outside the block in which it falls.
 
-    A block that reduces the resolution may begin with layers that keep it. They are no end of a stage, unless they are
-    entries of one container with the layer that reduces it.
+    A block that reduces the resolution may begin with layers that keep it; these end no stage. A container is no block:
+    its entries follow each other. So the innermost module around both the map and the fall is the outermost container
+    or a container directly in it, or the outermost module outside that container.
     """
     candidates = [call for call in maps if call.shape[2:] == size]
     parents = [_common_parent(call.name, fall.name) for call in candidates]
-    outermost = min(_depth(parent) for parent in parents)
-    is_end = (isinstance(net.get_submodule(p), CONTAINERS) or _depth(p) == outermost for p in parents)
-    return [call for call, end in zip(candidates, is_end, strict=True) if end][-1]
+    container = min((parent for parent in parents if _is_container(net, parent)), key=len, default=None)
+    outside = [parent for parent in parents if container is None or not _is_inside(container, parent)]
+    first = min(outside, key=len, default="")
+
+    def is_main(parent: str) -> bool:
+        if container is not None and _is_inside(container, parent):
+            return _only_containers(net, container, parent)
+        return parent == first
+
+    return [call for call, parent in zip(candidates, parents, strict=True) if is_main(parent)][-1]
+
+
+def _is_inside(outer: str, inner: str) -> bool:
+    return outer in ("", inner) or inner.startswith(f"{outer}.")
 
 
 def _common_parent(a: str, b: str) -> str:
     """Return the name of the innermost module that contains both modules."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
-    common = [part for part, _ in same]
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
+    common = [part for part, _ in pairs]
     return ".".join(common[:-1] if a == b else common)
 
 
-def _depth(name: str) -> int:
-    return len(name.split(".")) if name else 0
+def _is_container(net: nn.Module, name: str) -> bool:
+    return isinstance(net.get_submodule(name), CONTAINERS)
+
+
+def _only_containers(net: nn.Module, outer: str, inner: str) -> bool:
+    """Return True if every module on the path from a container to one inside it is a container."""
+    parts, start = inner.split("."), len(outer.split(".")) if outer else 0
+    return all(_is_container(net, ".".join(parts[:end])) for end in range(start + 1, len(parts) + 1))
 
 
 def _dense_stages(calls: Iterable[Call]) -> tuple[Stage, ...]:

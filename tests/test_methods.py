@@ -624,7 +624,7 @@ def test_the_scale_of_the_variance_is_that_of_the_features(x: np.ndarray) -> Non
 def test_the_share_of_augmented_contexts_is_the_one_asked_for() -> None:
     csd = fit("CSD", pictures(40, 8, 8), augment=0.7)
     state = csd.state
-    problem = csd._problem(state.scorer, state.reservoir, state, None, SHORT, None)
+    problem = csd._problem(state.scorer, state.reservoir, state, None)
     assert problem.contexts.chain == Chain(apply=0.7)
 
 

@@ -61,7 +61,7 @@ def images(n: int, seed: int = 0) -> np.ndarray:
 
 def fit(net: nn.Module, x: np.ndarray | None = None, **settings: Any) -> CSD:
     settings = {"recipe": SHORT, "architecture": SMALL, "device": "cpu", **settings}
-    return CSD(from_model(net), **settings).fit(images(300) if x is None else x)
+    return CSD(from_model(net, width=settings.pop("width", 256)), **settings).fit(images(300) if x is None else x)
 
 
 def stages_by_hand(net: Net, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,9 +69,7 @@ def stages_by_hand(net: Net, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
         first = net.first(torch.from_numpy(x))
         second = net.second(net.pool(first.relu()))
-        values = [
-            pool.double().numpy() for z in (first.relu(), second.relu()) for pool in (z.mean((2, 3)), z.amax((2, 3)))
-        ]
+        values = [pool.double().numpy() for z in (first, second) for pool in (z.mean((2, 3)), z.amax((2, 3)))]
         return np.concatenate(values, 1), net(torch.from_numpy(x)).double().numpy()
 
 
@@ -145,7 +143,7 @@ def test_the_default_score_from_stages_and_logits_by_hand() -> None:
 
 def test_labels_are_those_of_a_random_layer_centred_at_its_mean() -> None:
     net = Net()
-    csd = fit(net, images(90))  # too few to hold samples out
+    csd = fit(net, images(90), width=2048)  # too few to hold samples out
     features: Any = csd.state.scorer.map
     stages, _ = stages_by_hand(net, images(90))
     p = torch.from_numpy((stages - stages.mean(0)) / np.where(stages.std(0) > 0, stages.std(0), 1)).float()
@@ -165,7 +163,7 @@ def test_the_false_alarm_rate_is_the_one_asked_for() -> None:
     csd = fit(Net(), role="classifier")
     rates = []
     for seed in range(20):
-        data = images(600, 10 + seed)
+        data = images(500, 10 + seed)
         rates.append(csd.calibrate(data[:200], fpr=0.1).is_ood(data[200:]).mean())
     assert abs(np.mean(rates) - 0.1) < 0.02
 
@@ -199,8 +197,6 @@ def test_a_role_that_cannot_be_is_refused() -> None:
     assert isinstance(fit(headless).score(images(5)), np.ndarray)
     with pytest.raises(InputError, match="role: the model has no logits of at least 2 classes"):
         fit(headless, role="classifier")
-    with pytest.raises(InputError, match="role: must be one of classifier, encoder"):
-        CSD(from_model(Net()), role="oracle")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="role: the score relative does not use it"):
         CSD(from_model(Net()), role="encoder", score="relative")
     with pytest.raises(InputError, match="score: surprisal needs a model"):
@@ -249,13 +245,12 @@ def test_a_fit_encodes_each_sample_and_one_augmented_copy() -> None:
 
 def test_without_memory_for_encodings_the_model_runs_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
-    kept = fit(net, augment=0.0)
-    few = net.rows
+    kept, few = fit(net, augment=0.0), net.rows
     monkeypatch.setattr("onefold.detectors.csd.fits_in_memory", lambda *_: False)
     monkeypatch.setattr("onefold.distil.fit.available", lambda _: 0)
     net.rows = 0
     computed = fit(net, augment=0.0)
-    assert net.rows > few + SHORT.steps * SHORT.batch - 300
+    assert net.rows > few + SHORT.steps * SHORT.batch
     np.testing.assert_allclose(computed.score(images(50, 1)), kept.score(images(50, 1)), rtol=1e-3, atol=1e-4)
     assert np.isfinite(fit(net).score(images(5))).all()  # augmented in each step
 
@@ -274,7 +269,7 @@ def test_copies_are_augmented_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = (made[0].copies != made[0].samples).any(1)
     assert changed.float().mean() > 0.95  # every copy is augmented; a share of the contexts are copies
     scores = [fit(Net(), augment=share).score(images(20, 1)) for share in (0.3, 0.6)]
-    assert not np.allclose(*scores)
+    assert not np.allclose(scores[0], scores[1])
 
 
 # --- files, exports, updates ------------------------------------------------------------------------------------------
@@ -357,7 +352,7 @@ def test_a_stopped_fit_resumes_to_the_same_detector(tmp_path: Path, monkeypatch:
     ticks = iter(range(0, 10**6, 100))
     monkeypatch.setattr(train.time, "monotonic", lambda: next(ticks))
     monkeypatch.setattr(train.storage, "save", stop)
-    csd = CSD(from_model(Net()), recipe=SHORT, architecture=SMALL, device="cpu")
+    csd = CSD(from_model(Net(), width=256), recipe=SHORT, architecture=SMALL, device="cpu")
     with pytest.raises(StoppedError):
         csd.fit(images(300), checkpoint=file)
     monkeypatch.undo()

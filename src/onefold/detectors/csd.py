@@ -55,7 +55,6 @@ from onefold.inputs.samples import (
     HELD_OUT,
     InMemorySamples,
     Samples,
-    SampleSubset,
     TrainData,
     hold_out,
     read_train_data,
@@ -267,13 +266,15 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             train, held_out = hold_out(data.samples, self.seed, self.device)
         extra = self._read_context(data.reader, context)
         self._augmented_share(data.reader)  # raises before the work starts
-        encodings = None
+        encodings, complete = None, False
         if isinstance(self.kernel, ModelFeatures) and self.score_kind == "surprisal":
-            encodings = self._encode_first(self.kernel, train, data.reader, progress)
-            spec, scorer = self._initial_stage_scorer(encodings)
+            stages, _ = stage_outputs(self.kernel, train[torch.arange(min(2, len(train)), device=self.device)])
+            complete = self._keeps_encodings(stages.shape[1], len(train), data.reader, self.recipe)
+            encodings = self._encode(self.kernel, train, data.reader, progress, complete=complete)
+            spec, scorer = self._initial_stage_scorer(self.kernel, encodings)
         else:
             spec, scorer = self._initial_scorer(data, train)
-        problem = self._problem(scorer, train, data, extra, self.recipe, progress, encodings)
+        problem = self._problem(scorer, train, data, extra, encodings if complete else None)
         settings = {**self.settings, "recipe": asdict(self.recipe), "architecture": asdict(self.architecture)}
         identity = [settings, len(train), *named(data.reservoir.samples).values(), *named(held_out).values()]
         identity += [] if extra is None else [extra.seen, *named(extra.samples).values()]
@@ -344,7 +345,12 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             recipe, make_samples = update_recipe(self.recipe, stream.new_count), balanced_samples
         train = make_samples(stream.reservoir, stream.new, state.prepare, self.device)
         extra = self._read_context(state.reader, context)
-        problem = self._problem(scorer, train, state, extra, recipe, progress)
+        features, encodings = scorer.map, None
+        if isinstance(features, StageFeatures) and self._keeps_encodings(
+            len(features.standardise.mean), len(train), state.reader, recipe
+        ):
+            encodings = self._encode(features.kernel, train, state.reader, progress)
+        problem = self._problem(scorer, train, state, extra, encodings)
         loss = self._train(scorer, train, problem, recipe, progress=progress, seed=stream.reservoir.seen)
         finished(scorer, self.device)
         summary = CSDSummary(loss=loss, since_reset=since_reset, resets=resets, confidence=summary.confidence)
@@ -395,23 +401,17 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             scorer.map.centre = centre
         return spec, scorer
 
-    def _encode_first(self, kernel: ModelFeatures, train: Samples, reader: Reader, progress: bool | None) -> Encodings:
-        """Return raw stages of all samples and copies if they can be kept, else of the first 4,096 samples."""
-        stages, _ = stage_outputs(kernel, train[torch.arange(min(2, len(train)), device=self.device)])
-        if self._keeps_encodings(stages.shape[1], len(train), reader, self.recipe):
-            return self._encode(partial(stage_outputs, kernel), train, reader, progress)
-        few = SampleSubset(train, torch.arange(min(len(train), STATISTICS), device=self.device))
-        return self._encode(partial(stage_outputs, kernel), few, reader, progress)
-
     def _encode(
-        self, outputs: Callable[[Any], Any], train: Samples, reader: Reader, progress: bool | None
+        self, kernel: ModelFeatures, train: Samples, reader: Reader, progress: bool | None, *, complete: bool = True
     ) -> Encodings:
-        """Return the outputs of the model for all samples and, for images, for one augmented copy of each."""
-        copies = AugmentedContexts(Chain(apply=1.0), reader.low, reader.high) if self._augmented_share(reader) else None
+        """Return raw stages of all samples and, for images, of one augmented copy of each; else of 4,096 samples."""
+        copies, count = None, len(train) if complete else min(len(train), STATISTICS)
+        if complete and self._augmented_share(reader):
+            copies = AugmentedContexts(Chain(apply=1.0), reader.low, reader.high)
         return encode_samples(
-            outputs,
+            partial(stage_outputs, kernel),
             train,
-            torch.arange(len(train), device=self.device),
+            torch.arange(count, device=self.device),
             copies=copies,
             generator=generators(self.seed, 4)[3],
             size=reader.batch_size,
@@ -424,10 +424,9 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         used = recipe.steps * recipe.batch >= count
         return used and not is_distributed() and fits_in_memory(width, copies * count, self.device)
 
-    def _initial_stage_scorer(self, encodings: Encodings) -> tuple[CSDSpec, CSDScorer]:
+    def _initial_stage_scorer(self, kernel: ModelFeatures, encodings: Encodings) -> tuple[CSDSpec, CSDScorer]:
         """Return the spec for these raw stages and logits, and the scorer before training."""
-        assert isinstance(self.kernel, ModelFeatures)
-        width = None if self.centred is False else self.kernel.settings["width"] or STAGE_WIDTH
+        width = None if self.centred is False else kernel.settings["width"] or STAGE_WIDTH
         spec = CSDSpec(
             **self.settings, inputs=(encodings.samples.shape[1],), centre=width, classes=self._count_classes(encodings)
         )
@@ -500,11 +499,9 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         train: Samples,
         data: TrainData | DetectorState,
         extra: Reservoir | None,
-        recipe: Recipe,
-        progress: bool | None,
         encodings: Encodings | None = None,
     ) -> "_Problem":
-        """Return what φ and ψ are trained on; `encodings` are raw stages, used if they are those of all samples."""
+        """Return what φ and ψ are trained on; `encodings` are raw stages of all samples, if they are computed once."""
         share, features = self._augmented_share(data.reader), scorer.map
         encode = features.encode if isinstance(self.kernel, ModelFeatures) else None
         x: Indexable = train
@@ -514,17 +511,11 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         others: Indexable | None = None
         if extra is not None and extra.samples is not None:
             others = InMemorySamples(map_batch(lambda t: t.to(self.device), extra.samples), data.prepare)
-        if isinstance(features, StageFeatures):
-            if encodings is None and self._keeps_encodings(
-                len(features.standardise.mean), len(train), data.reader, recipe
-            ):
-                encodings = self._encode(partial(stage_outputs, features.kernel), train, data.reader, progress)
-            if encodings is not None and len(encodings.samples) == len(train):
-                x = features.standardise(encodings.samples)
-                if encodings.copies is not None:
-                    contexts = CopiedContexts(features.standardise(encodings.copies), share)
-                others = None if others is None else Encoded(others, features.encode, self.device)
-                encode = None
+        if isinstance(features, StageFeatures) and encodings is not None:
+            x, encode = features.standardise(encodings.samples), None
+            if encodings.copies is not None:
+                contexts = CopiedContexts(features.standardise(encodings.copies), share)
+            others = None if others is None else Encoded(others, features.encode, self.device)
         if others is not None:
             contexts = Mixture((contexts, ExtraContexts(others)), (0.5, 0.5))
         return _Problem(x, contexts, encode)

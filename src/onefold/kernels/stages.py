@@ -67,7 +67,7 @@ def stage_taps(
     net: nn.Module, stages: Sequence[Stage], mask: Tensor | None
 ) -> tuple[list[Tap], list[Float[Tensor, "n p"]]]:
     """Return the taps that read the stages in a pass, and the list that then holds one tensor [N, P] per stage."""
-    values: list[Tensor] = [torch.empty(0)] * len(stages)
+    values: list[Tensor] = [torch.empty(0, 0)] * len(stages)
 
     def tap(i: int, stage: Stage) -> Tap:
         def use(value: Tensor) -> None:

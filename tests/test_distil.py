@@ -297,6 +297,18 @@ def test_copies_take_the_place_of_their_own_samples(generator: Generator) -> Non
     torch.testing.assert_close(c, torch.where(copied[:, None], -x[index] - 1, x[index]))
 
 
+def test_stored_features_of_copies_give_the_labels_of_computed_ones(generator: Generator) -> None:
+    x, copies = torch.randn(40, 3, generator=generator), torch.randn(40, 3, generator=generator)
+    contexts, index = CopiedContexts(copies, 0.5), torch.randperm(40, generator=generator)[:12]
+    numbers = draws(12, generator)
+    labels = Labels(Features(torch.relu), x, normalise=True, contexts=contexts)
+    c = contexts(x[index], index, *numbers)
+    stored = labels.context_features(index, *numbers)
+    assert stored is not None
+    torch.testing.assert_close(labels(index, x[index], c, stored), labels(index, x[index], c))
+    assert Labels(Features(torch.relu), x, normalise=True).context_features(index, *numbers) is None
+
+
 def test_extra_contexts_use_all_of_the_data(generator: Generator) -> None:
     c = ExtraContexts(torch.arange(7.0)[:, None])(torch.zeros(700, 1), torch.arange(700), *draws(700, generator))
     counts = torch.bincount(c[:, 0].long(), minlength=7).double()

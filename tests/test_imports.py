@@ -32,7 +32,7 @@ PUBLIC = {
     onefold: {
         "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "LocalGP", "MCDropout", "OnefoldError", "RND",
         "SGMCMC",
-        "__version__", "data", "distil", "exact", "kernels", "load", "metrics", "rl", "sklearn",
+        "__version__", "choose_detector", "data", "distil", "exact", "kernels", "load", "metrics", "rl", "sklearn",
     },
     kernels: {
         "EmpiricalNTK", "Features", "InfiniteMLP", "KernelPair", "ModelFeatures", "ModelOutputs", "empirical_ntk",

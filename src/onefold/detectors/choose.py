@@ -8,7 +8,7 @@ import torch
 
 from onefold.core.arguments import check_choice
 from onefold.core.batches import batch_length, check_seed, map_batch, pick_device
-from onefold.detectors.csd import CONFIDENT, CSD, ROLES, Role
+from onefold.detectors.csd import CONFIDENT, CSD, ROLES, Role, default_score
 from onefold.detectors.last_layer_gp import LastLayerGP
 from onefold.detectors.local_gp import LocalGP
 from onefold.errors import InputError, warn
@@ -115,7 +115,7 @@ def _choose_on_model(source: Source, kernel: ModelFeatures, role: Role | None, c
     if role is None:
         role, reason = _find_role(source, kernel, common)
     if role == "classifier":
-        settings = {} if kernel.settings["layer"] is not None else {"role": role}
+        settings: dict[str, Any] = {"role": role} if default_score(kernel) == "surprisal" else {}
         return Choice(CSD(kernel, **settings, **common), f"a classifier of these data ({reason})")
     if _has_more_rows(source, LARGEST_LOCAL):
         return Choice(LastLayerGP(kernel, **common), f"an encoder ({reason}) and more than {LARGEST_LOCAL:,} rows")

@@ -1,0 +1,125 @@
+"""The default score of CSD on a trained classifier, against its rivals on the same classifier.
+
+    python benchmarks/default_score.py DATASETS [--sets kmnist_10k notmnist_22k] [--seeds 0] [--out FILE.json] [--ood]
+
+DATASETS is a folder with mnist.npz, fashion_mnist.npz, kmnist_10k.npz and notmnist_22k.npz. A small CNN is trained on
+each set, on one core. Without --ood, only familiar images are looked at: seconds and CPU seconds of each fit, what CSD
+explains, and the share of alarms among familiar images at a rate of 5 %, over twenty halves of the test images. With
+--ood, also the AUROC against the three other sets and against perturbed copies. The design was fixed without --ood.
+"""
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from detectors import SETS, read, strange_sets
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from onefold import CSD, KNN, Energy, LastLayerGP, LocalGP
+from onefold.core.provenance import provenance
+from onefold.core.storage import write_json
+from onefold.detectors.alarm import Alarm
+from onefold.kernels import from_model
+from onefold.metrics import accuracy, auroc
+
+EPOCHS, BATCH, RATE = 6, 128, 1e-3
+MOST = 2000  # test images of a set
+
+
+def small_cnn() -> nn.Module:
+    """Three convolutions and two dense layers."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((1, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 9, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def train(x: np.ndarray, y: np.ndarray, seed: int) -> nn.Module:
+    """A classifier as a user might bring it, without augmentation."""
+    torch.manual_seed(seed)
+    net, images, labels = small_cnn(), torch.from_numpy(x), torch.from_numpy(y).long()
+    optimiser = torch.optim.Adam(net.parameters(), RATE)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(images)).split(BATCH):
+            optimiser.zero_grad()
+            F.cross_entropy(net(images[rows]), labels[rows]).backward()
+            optimiser.step()
+    return net.eval().requires_grad_(False)
+
+
+def detectors(net: nn.Module, seed: int) -> dict[str, Any]:
+    """Unfitted detectors; all but the first two and Energy on the input of the dense layers, the earlier default."""
+    dense = str(next(i for i, layer in enumerate(net.children()) if isinstance(layer, nn.Flatten)))
+    return {
+        "CSD, default score": CSD(from_model(net), seed=seed),
+        "CSD, variance only": CSD(from_model(net), role="encoder", seed=seed),
+        "CSD, combined": CSD(from_model(net, dense), seed=seed),
+        "LastLayerGP": LastLayerGP(from_model(net, dense), seed=seed),
+        "LocalGP": LocalGP(from_model(net, dense), seed=seed),
+        "KNN": KNN(from_model(net, dense), seed=seed),
+        "Energy": Energy(net, seed=seed),
+    }
+
+
+def alarm_rate(scores: np.ndarray) -> float:
+    """Return the share of alarms among familiar images at a rate of 5 %, the mean over twenty random halves."""
+    rates = []
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(len(scores))
+        calibration, rest = order[: len(scores) // 2], order[len(scores) // 2 :]
+        rates.append((scores[rest] > Alarm(scores[calibration], 0.05, seed).threshold).mean())
+    return float(np.mean(rates))
+
+
+def fit(detector: Any, x: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the scores of familiar test images, and times, alarms and what CSD explains."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    detector.fit(x)
+    cell: dict[str, Any] = {"fit_s": time.perf_counter() - wall, "fit_cpu_s": time.process_time() - cpu}
+    scores = detector.score(test)
+    cell["alarms"] = alarm_rate(scores)
+    for name in ("explained", "confidence"):
+        if (value := getattr(detector.state.summary, name, None)) is not None:
+            cell[name] = value
+    return scores, cell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", type=Path)
+    parser.add_argument("--sets", nargs="+", default=["kmnist_10k", "notmnist_22k"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--ood", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    sets = {name: read(options.datasets / f"{name}.npz") for name in (SETS if options.ood else options.sets)}
+    for images in sets.values():
+        images |= {key: values[:MOST] for key, values in images.items() if key.endswith("test")}
+    result: dict[str, Any] = {**provenance(torch.device("cpu")), "test_images": MOST, "cells": {}}
+    for seed in options.seeds:
+        for name in options.sets:
+            x, test = sets[name]["x_train"], sets[name]["x_test"]
+            net = train(x, sets[name]["y_train"], seed)
+            with torch.no_grad():
+                predicted = net(torch.from_numpy(test)).argmax(1).numpy()
+            unfamiliar = strange_sets(name, sets) if options.ood else {}
+            for label, detector in detectors(net, seed).items():
+                scores, cell = fit(detector, x, test)
+                cell["accuracy"] = accuracy(predicted, sets[name]["y_test"])
+                for other, images in unfamiliar.items():
+                    cell[other] = 100 * auroc(scores, detector.score(images))
+                result["cells"][f"{label}/{name}/seed{seed}"] = cell
+                print(f"{name:14} {label:20}", {key: round(value, 3) for key, value in cell.items()}, flush=True)
+                if options.out is not None:
+                    write_json(options.out, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,8 +11,8 @@ from onefold.cli.diagnose import describe_contents
 from onefold.cli.files import check_outputs, max_count, with_progress, write_skipped
 from onefold.cli.jobs import AUTO, FIT_METHODS, Fit
 from onefold.core import storage
-from onefold.core.arguments import check_choice
-from onefold.core.batches import batch_length
+from onefold.core.arguments import check_choice, check_integer
+from onefold.core.batches import batch_length, check_seed, pick_device
 from onefold.core.memory import trim_memory
 from onefold.core.progress import show_spinner, track_progress
 from onefold.detectors.alarm import check_rate, min_calibration_samples
@@ -100,6 +100,10 @@ def check_options(job: Fit) -> None:
             raise InputError(f"a {name} belongs to a model", argument=name, hint="Name the model with --model.")
     if job.method != AUTO:
         check_method_options(job, by_command(job.method), f"--method is {job.method}")
+    check_seed(job.training.seed)
+    pick_device(job.training.device)
+    if job.training.steps is not None:
+        check_integer(job.training.steps, "steps")
 
 
 def check_method_options(job: Fit, method: MethodInfo, which: str) -> None:
@@ -114,7 +118,9 @@ def check_method_options(job: Fit, method: MethodInfo, which: str) -> None:
     if job.model.role is not None and job.method not in (AUTO, "csd"):
         raise InputError(f"only csd uses it ({which})", argument="role", hint="Leave it out.")
     if job.training.steps is not None and not method.trains:
-        raise InputError(f"{method.command} is fitted without training", argument="steps", hint="Leave it out.")
+        raise InputError(
+            f"{method.command} is fitted without training ({which})", argument="steps", hint="Leave it out."
+        )
 
 
 def make_detector(job: Fit, kernel: Kernel | None) -> Any:

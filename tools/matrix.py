@@ -54,6 +54,7 @@ CHECKS: dict[str, list[str]] = {
                      "asdfghjkl"), LAPLACE),
     "posteriors": ["tests/test_sgmcmc.py::test_a_killed_fit_goes_on_as_if_nothing_had_happened[baoa]"],
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
+    "transformers": ["tests/test_embedding.py"],
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],
     "av": ["tests/test_runs.py::test_an_mp4_has_the_games_speed_and_holds_the_last_frame"],
     "vizdoom": ["tests/test_doom.py"],

@@ -110,8 +110,8 @@ class ModelOptions:
 
     model: ModelFile = None
     """Model that torch.export.save wrote. Images are passed as [N, C, H, W] in [0, 1]."""
-    layer: Annotated[str | None, _option("NAME", "default: the input of the model's dense head")] = None
-    """Layer whose output is used."""
+    layer: Annotated[str | None, _option("NAME", "default: what the model returns")] = None
+    """Layer whose output is the embedding."""
     role: Annotated[Literal["classifier", "encoder"] | None, _option("{classifier,encoder}")] = None
     """Whether the model's outputs are logits of the classes of DATA; by default decided by how sure it is of DATA."""
 

@@ -24,6 +24,7 @@ from onefold.detectors.state import DetectorState
 from onefold.errors import InputError, NotFittedError
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import shuffle_values
+from onefold.kernels.model import ModelFeatures
 from onefold.types import ArrayLike, Batch, Kernel, Scores
 
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
@@ -213,6 +214,8 @@ class Detector(ABC):
         """
         state = self.state
         findings = [*self._checks(state), *self._information(state)]
+        if isinstance(self.kernel, ModelFeatures):
+            findings.append(Finding("features", self.kernel.size, None, self.kernel.description))
         if x_val is not None:
             findings += self._likeness(state, self._unordered_scores(x_val))
         diagnosis = Diagnosis(tuple(findings))

@@ -72,28 +72,28 @@ class Places:
         rule: How the embedding is read.
         name: Module, or entry of the model's output, that the rule reads; empty for none.
         size: Length of the embedding.
-        head: Last dense layer of a classifier; empty for none.
+        head: Last dense layer of a classifier, or None.
         logits: Where the logits are: in the model's output, or in that of `head`. None for a model without classes.
         stages: Ends of the stages.
     """
 
     rule: Rule
-    name: str = ""
+    name: str
     size: int
-    head: str = ""
-    logits: Literal["output", "head"] | None = None
-    stages: tuple[Stage, ...] = ()
+    head: str | None
+    logits: Literal["output", "head"] | None
+    stages: tuple[Stage, ...]
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding, such as "384 numbers, pooler_output"."""
-        return f"{self.size:,} numbers, {DESCRIPTIONS[self.rule].format(name=self.name)}"
+    def origin(self) -> str:
+        """Origin of the embedding, such as "pooler_output"."""
+        return DESCRIPTIONS[self.rule].format(name=self.name or "the model")
 
     @property
     def modules(self) -> set[str]:
         """Names of the modules that are read."""
-        named = {self.name} if self.rule in ("layer", "head", "head token") else set()
-        return named | {stage.module for stage in self.stages} | ({self.head} if self.head else set())
+        named = {self.name} if self.rule == "layer" else set()
+        return named | {stage.module for stage in self.stages} | {self.head or ""} - {""}
 
 
 class Embedding(NamedTuple):
@@ -122,9 +122,14 @@ class ModuleEncoder:
             find_layer(net, str(name))
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding; empty before the first batch."""
-        return "" if self.places is None else self.places.description
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return 0 if self.places is None else self.places.size
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding; empty before the first batch."""
+        return "" if self.places is None else self.places.origin
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one forward pass, on the model's device; the first call makes a pass to find them.
@@ -171,7 +176,7 @@ def find_places(net: nn.Module, x: Batch, layer: str | None) -> Places:
         rule=embedding.rule,
         name=embedding.name,
         size=embedding.size,
-        head=head.name if head and (layer is None or logits == "head") else "",
+        head=head.name if head and (layer is None or logits == "head") else None,
         logits=logits,
         stages=find_stages(net, trace, batch_tensors(x)[0].shape[0], mask),
     )
@@ -198,9 +203,9 @@ def read_places(net: nn.Module, x: Batch, places: Places, *, stages: bool) -> Mo
 
     if places.rule == "layer":
         taps.append(Tap(find_layer(net, places.name), keep("layer")))
-    if places.head:
+    if places.head is not None:
         prepare = torch.clone if places.rule == "head token" else lambda value: _pool(value, mask)
-        head = find_layer(net, places.head)
+        head = find_layer(net, places.head) if places.head else net
         taps += [Tap(head, keep("input", prepare), before=True), Tap(head, keep("output"))]
     with evaluation_mode(net), module_calls(net), tapped(taps):
         output = _run(net, inputs, as_timm=places.rule == "pre-logits")

@@ -25,16 +25,22 @@ from onefold.nn.programs import cut_program, input_shapes, is_program, program_c
 from onefold.types import Batch, Model
 
 MAX_WIDTH = 2**17
+LARGEST_EMBEDDING = 2**30  # numbers, in a file
 LONGEST_NAME = 1000  # characters of a layer's name in a file
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A frozen model that gives embeddings; `places` and `description` may be unknown before the first batch."""
+    """A frozen model that gives embeddings. Its properties may be unknown before the first batch: 0, "" and None."""
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding, such as "384 numbers, pooler_output"."""
+    def size(self) -> int:
+        """Length of the embedding."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding, such as "pooler_output"."""
         ...
 
     @property
@@ -60,12 +66,12 @@ class ModelSettings:
         places: Where the outputs of the model are, after the first batch.
     """
 
-    layer: str | None = None
-    width: int | None = 2048
-    normalise: bool = False
-    seed: int = 0
-    outputs: bool = False
-    places: Places | None = None
+    layer: str | None
+    width: int | None
+    normalise: bool
+    seed: int
+    outputs: bool
+    places: Places | None
 
     def __post_init__(self) -> None:
         if self.width is not None:
@@ -113,6 +119,8 @@ def from_model(
         width=width,
         normalise=bool(normalise),
         seed=seed,
+        outputs=False,
+        places=None,
     )
     return kernel_of(net, settings, capturable=capturable)
 
@@ -130,7 +138,8 @@ def logits(net: Model) -> "ModelFeatures":
         InputError: `net` is not a model.
     """
     _check_model(net)
-    return kernel_of(net, ModelSettings(width=None, outputs=True))
+    settings = ModelSettings(layer=None, width=None, normalise=False, seed=0, outputs=True, places=None)
+    return kernel_of(net, settings)
 
 
 def kernel_of(net: Model, settings: ModelSettings, *, capturable: bool = False) -> "ModelFeatures":
@@ -150,6 +159,8 @@ def parse_settings(content: Any) -> ModelSettings:
     names = {settings.layer or ""} | (set() if settings.places is None else settings.places.modules)
     if any(len(name) > LONGEST_NAME for name in names):
         raise InputError("the name of a layer is too long", argument="kernel")
+    if settings.places is not None and not 0 < settings.places.size <= LARGEST_EMBEDDING:
+        raise InputError("the embedding has an impossible size", argument="kernel")
     return settings
 
 
@@ -168,17 +179,17 @@ class ProgramEncoder:
 
     def __init__(self, program: Model, layer: str | None) -> None:
         self._call = program_caller(program) if layer is None else cut_program(program, layer)
-        self._layer, self.description = layer, ""
+        self._layer, self.size, self.origin = layer, 0, ""
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one call; a program has no stages."""
         del stages
         output = self._call(x)
         if self._layer is None:
-            outputs, origin = program_outputs(output)
+            outputs, self.origin = program_outputs(output)
         else:
-            outputs, origin = ModelOutputs(flattened(output).float()), f"output of {self._layer}"
-        self.description = f"{outputs.embedding.shape[1]:,} numbers, {origin}"
+            outputs, self.origin = ModelOutputs(flattened(output).float()), f"output of {self._layer}"
+        self.size = outputs.embedding.shape[1]
         return outputs
 
 
@@ -193,7 +204,7 @@ class OutputEncoder:
 
     def __init__(self, net: Model) -> None:
         self._call = program_caller(net) if is_program(net) else lambda x: run_model(net, x)
-        self.description = "output"
+        self.size, self.origin = 0, "output"
 
     def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
         """Return the outputs of one call."""
@@ -201,7 +212,7 @@ class OutputEncoder:
         output = self._call(x)
         entry = output.get("logits") if isinstance(output, Mapping) else None
         rows = flattened(output if entry is None else entry).float()
-        self.description = f"{rows.shape[1]:,} numbers, output"
+        self.size = rows.shape[1]
         return ModelOutputs(rows, rows if rows.shape[1] > 1 else None)
 
 
@@ -236,7 +247,12 @@ class ModelFeatures(FeatureProduct):
     @property
     def description(self) -> str:
         """Size and origin of the embedding, such as "384 numbers, pooler_output"; empty before the first batch."""
-        return self._encoder.description
+        return f"{self.size:,} numbers, {self._encoder.origin}" if self.size else ""
+
+    @property
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return self._encoder.size
 
     @property
     def settings(self) -> dict[str, Any]:

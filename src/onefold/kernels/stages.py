@@ -63,9 +63,7 @@ def find_stages(net: nn.Module, trace: Trace, count: int, mask: Tensor | None) -
     )
 
 
-def stage_taps(
-    net: nn.Module, stages: Sequence[Stage], mask: Tensor | None
-) -> tuple[list[Tap], list[Float[Tensor, "n p"]]]:
+def stage_taps(net: nn.Module, stages: Sequence[Stage], mask: Tensor | None) -> tuple[list[Tap], list[Tensor]]:
     """Return the taps that read the stages in a pass, and the list that then holds one tensor [N, P] per stage."""
     values: list[Tensor] = [torch.empty(0, 0)] * len(stages)
 
@@ -148,11 +146,18 @@ def _convolutional_stages(net: nn.Module, calls: list[Call]) -> tuple[Stage, ...
     sizes = [math.prod(maps[i].shape[2:]) for i in layers]
     later = list(itertools.accumulate(reversed(sizes), max))[::-1]  # largest map from here on
     main = [i for i, size, largest in zip(layers, sizes, later, strict=True) if size >= largest]
-    falls = [(a, b) for a, b in itertools.pairwise(main) if maps[a].shape[2:] != maps[b].shape[2:]]
+    falls = [(a, b) for a, b in itertools.pairwise(main) if _falls(maps[a], maps[b])]
     ends = [_last_before(net, maps[:b], maps[a].shape[2:], maps[b]) for a, b in falls]
     if main:
         ends.append([call for call in maps if call.shape[2:] == maps[main[-1]].shape[2:]][-1])
     return tuple(Stage(module=call.name, call=call.index, pool="channels") for call in ends)
+
+
+def _falls(before: Call, after: Call) -> bool:
+    """Return True if a layer, or what is computed before it, reduces the resolution by more than the borders."""
+    size, strides = math.prod(before.shape[2:]), getattr(after.module, "stride", None)
+    reduces = strides is None or max(strides if isinstance(strides, tuple) else (strides,)) > 1
+    return math.prod(after.shape[2:]) < size and (reduces or math.prod(after.input_shape[2:]) < size)
 
 
 def _last_before(net: nn.Module, maps: list[Call], size: tuple[int, ...], fall: Call) -> Call:

@@ -177,6 +177,7 @@ class Call:
         name: Name of the module in `named_modules`.
         module: The module.
         index: Which call of the module, from 0.
+        input_shape: Shape of the first tensor of the input; () for none.
         shape: Shape of the first tensor of the output; () for none.
         rows: The first tensor of the input if it has two axes.
     """
@@ -184,6 +185,7 @@ class Call:
     name: str
     module: nn.Module
     index: int
+    input_shape: tuple[int, ...]
     shape: tuple[int, ...]
     rows: Tensor | None
 
@@ -214,7 +216,8 @@ def traced(net: nn.Module) -> Iterator[Trace]:
     def record(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         source, value = first_tensor(inputs), first_tensor(output)
         rows = source if source is not None and source.ndim == 2 else None
-        call = Call(name, module, counts[name], () if value is None else tuple(value.shape), rows)
+        before, after = (() if tensor is None else tuple(tensor.shape) for tensor in (source, value))
+        call = Call(name, module, counts[name], before, after, rows)
         counts[name] += 1
         trace.calls.append(call)
         if isinstance(module, nn.Linear) and source is not None and value is not None:

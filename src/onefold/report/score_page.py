@@ -17,6 +17,7 @@ from onefold.core.provenance import provenance
 from onefold.detectors.base import Detector
 from onefold.errors import InputError, visible
 from onefold.inputs import Column, Source, Table, select
+from onefold.kernels import ModelFeatures
 from onefold.report.html import render_page
 from onefold.report.thumbnails import MAX_PIXELS, MAX_SIDE, sprite_sheets, thumbnails
 from onefold.types import Batch, Scores
@@ -168,6 +169,7 @@ def score_page(
             "onefold": str(onefold.__version__),
             "date": str(provenance(detector.device)["date"]),
             "data": title,
+            **({"features": kernel.description} if isinstance(kernel := detector.kernel, ModelFeatures) else {}),
         },
         **inputs.fields(),
     )

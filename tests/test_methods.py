@@ -17,7 +17,7 @@ from torch import Generator, nn
 import onefold
 from onefold import metrics
 from onefold.detectors import METHODS
-from onefold.detectors.csd import CSDScorer
+from onefold.detectors.csd_scorer import CSDScorer
 from onefold.detectors.members import entropy, mutual_information, variance
 from onefold.detectors.registry import by_command
 from onefold.distil import Architecture, Chain

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from onefold import CSD, load
-from onefold.detectors.csd import CSDScorer
+from onefold.detectors.csd_scorer import CSDScorer
 from onefold.detectors.diagnosis import convergence
 from onefold.detectors.variance_scorer import SurprisalScore, surprisal
 from onefold.distil import Architecture, encodings

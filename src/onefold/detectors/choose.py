@@ -8,7 +8,8 @@ import torch
 
 from onefold.core.arguments import check_choice
 from onefold.core.batches import batch_length, check_seed, map_batch, pick_device
-from onefold.detectors.csd import CONFIDENT, CSD, ROLES, Role, default_score
+from onefold.detectors.csd import CONFIDENT, CSD
+from onefold.detectors.csd_scorer import ROLES, Role, default_score
 from onefold.detectors.last_layer_gp import LastLayerGP
 from onefold.detectors.local_gp import LocalGP
 from onefold.errors import InputError, warn

@@ -3,10 +3,10 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,17 +19,26 @@ from onefold.detectors.alarm import Alarm
 from onefold.detectors.base import DIAGNOSED, Detector, ExportMixin, VarianceMixin
 from onefold.detectors.build import (
     Spec,
-    Summary,
     check_kernel,
     feature_map,
     initial_standardise,
     set_standardisation,
     streams,
 )
+from onefold.detectors.csd_scorer import (
+    ROLES,
+    SLICE,
+    CSDScorer,
+    CSDSpec,
+    CSDSummary,
+    Role,
+    default_score,
+    measure_fit,
+)
 from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity, logits_used
 from onefold.detectors.state import DetectorState
 from onefold.detectors.streaming import all_samples, balanced_samples, update_recipe
-from onefold.detectors.variance_scorer import MODEL_SCORES, ModelScore, VarianceScorer
+from onefold.detectors.variance_scorer import MODEL_SCORES, ModelScore
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
@@ -37,7 +46,6 @@ from onefold.distil import (
     CopiedContexts,
     ExtraContexts,
     Mixture,
-    Similarity,
     TrainContexts,
     distillation,
     similarity_model,
@@ -66,100 +74,10 @@ from onefold.nn.nets import Standardise, finished
 from onefold.nn.train import Recipe, run
 from onefold.types import ArrayLike, Batch, Indexable, Kernel
 
-Role: TypeAlias = Literal["classifier", "encoder"]
-ROLES: tuple[Role, ...] = ("classifier", "encoder")
-
 PRIOR_WIDTH = 256
 STATISTICS = 4096  # samples for the centre and the standardisation of encodings
-AUGMENT = 0.5  # default share of augmented contexts for images
-SLICE = 64  # samples per forward pass; images may be large
 CONFIDENT = 0.5  # least mean of the largest softmax probability of a classifier on data of its own classes
-
-
-@dataclass(frozen=True, kw_only=True)
-class CSDSpec(Spec):
-    """Settings of `CSD`, and what the data decide.
-
-    Args:
-        centre: Size of the vector that is subtracted from features or encodings, or None.
-        classes: Number of logits of which the score uses the energy, or None.
-    """
-
-    augment: float | None
-    centred: bool | None
-    score: ModelScore
-    role: Role | None
-    recipe: Recipe
-    architecture: Architecture
-    centre: int | None = None
-    classes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CSDSummary(Summary):
-    """Measurements of a fit or an update.
-
-    Args:
-        loss: Mean loss over the last tenth of the steps.
-        explained: Share of the kernel's variance over pairs of training samples that the regression explains.
-        dissimilarity: Mean of 1 − Θ(x, x′)/Θ(x, x) over pairs of training samples.
-        since_reset: Samples of updates since the fit or the last reset of φ and ψ.
-        resets: Number of resets since the fit.
-        confidence: Mean of the largest softmax probability over the training samples; 0 without logits.
-    """
-
-    loss: float = math.nan
-    explained: float = 0.0
-    dissimilarity: float = 0.0
-    since_reset: int = 0
-    resets: int = 0
-    confidence: float = 0.0
-
-
-class CSDScorer(VarianceScorer):
-    """Variance of Eq. 12 from the networks φ and ψ and the prior features φ₀."""
-
-    def __init__(
-        self, model: Similarity, features: FeatureMap, kind: ModelScore, *, classes: int | None = None
-    ) -> None:
-        super().__init__(features, kind, has_energy=classes is not None)
-        self.model, self.classes = model, classes
-
-    @property
-    def networks(self) -> nn.Module:
-        """The trained networks, φ and ψ."""
-        return self.model
-
-    def parts(self, x: Any) -> tuple[Tensor, ...]:
-        """Return 1 − g(x, x)/Θ(x, x), Θ(x, x) and, for a classifier, the energy, from one pass of the user's model."""
-        if not isinstance(self.map, StageFeatures):
-            return self._variances(self.map.encode(x))
-        z, logits = self.map.outputs(x)
-        variances = self._variances(z)
-        if self.classes is None:
-            return variances
-        if logits is None or logits.shape[1] != self.classes:
-            raise InputError(f"the model gave other outputs than {self.classes} logits. Use the model of the fit.")
-        return *variances, -torch.logsumexp(logits.float(), dim=1)
-
-    def _variances(self, z: Any) -> tuple[Tensor, Tensor]:
-        scale = self.map.scale(z)
-        if self.model.normalise:
-            return self.model.gap(z).clamp(min=0), scale
-        tiny = torch.finfo(torch.float32).tiny
-        return (1 - self.model.confidence(z) / scale.clamp(min=tiny)).clamp(min=0), scale
-
-    def similarity(self, x: Any) -> Tensor | None:
-        """Return products of stages, and of logits if used, by which `load` recognises the model of the fit.
-
-        Products of positive and negative parts do not cancel, so that all devices agree.
-        """
-        if not isinstance(self.map, StageFeatures):
-            return None
-        z, logits = self.map.outputs(x)
-        used = [z] if logits is None or self.classes is None else [z, logits.float()]
-        parts = [torch.cat([values.relu(), (-values).relu()], dim=1) for values in used]
-        return torch.cat([part @ part.T for part in parts])
+AUGMENT = 0.5  # default share of augmented contexts for images
 
 
 class CSD(VarianceMixin, Detector, ExportMixin):
@@ -275,6 +193,8 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         else:
             spec, scorer = self._initial_scorer(data, train)
         problem = self._problem(scorer, train, data, extra, encodings if complete else None)
+        confidence = 0.0 if encodings is None else encodings.confidence
+        del encodings  # `problem` has standardised ones
         settings = {**self.settings, "recipe": asdict(self.recipe), "architecture": asdict(self.architecture)}
         identity = [settings, len(train), *named(data.reservoir.samples).values(), *named(held_out).values()]
         identity += [] if extra is None else [extra.seen, *named(extra.samples).values()]
@@ -288,7 +208,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             scorer,
             spec,
             self.device,
-            summary=CSDSummary(loss=loss, confidence=0.0 if encodings is None else encodings.confidence),
+            summary=CSDSummary(loss=loss, confidence=confidence),
             reservoir=data.reservoir.remove(held_out),
             held_out=held_out_reservoir if held_out is None else held_out_reservoir.add(held_out),
         )
@@ -585,13 +505,6 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         return [*findings, agreement(rank_correlation(state.evaluate(queries, scorer.relative), exact))]
 
 
-def default_score(kernel: Kernel | None) -> ModelScore:
-    """Return the default score: "surprisal" for a trained model of which no layer is named, else "combined"."""
-    if not isinstance(kernel, ModelFeatures) or kernel.settings["outputs"] or kernel.settings["layer"] is not None:
-        return "combined"
-    return "surprisal"
-
-
 class _Problem(NamedTuple):
     """Train samples or their encodings, contexts of the same kind, and the encoder that each step still has to call."""
 
@@ -607,31 +520,6 @@ class _Stream(NamedTuple):
     held_out: Reservoir
     new: Reservoir
     new_count: int
-
-
-@torch.no_grad()
-def measure_fit(scorer: CSDScorer, train: Samples, seed: int, device: torch.device) -> dict[str, float]:
-    """Return the `explained` and `dissimilarity` of a `CSDSummary`, over pairs of some training samples."""
-    rows = torch.randperm(len(train), generator=generators(seed, 1)[0])[:DIAGNOSED].to(device)
-    parts = [scorer.map.encode(train[part]) for part in rows.split(SLICE)]
-    if scorer.map.has_features:
-        features = torch.cat([scorer.map.features(z) for z in parts])
-        theta = features @ features.T
-    else:
-        z = scorer.map.encode(train[rows])
-        theta = scorer.map.labels(z, z)
-    if scorer.model.normalise:
-        length = theta.diagonal().clamp(min=1e-30).sqrt()
-        theta = theta / length[:, None] / length
-    pairs = ~torch.eye(len(rows), dtype=torch.bool, device=theta.device)
-    sides: tuple[Callable[..., list[Tensor]], ...] = (scorer.model.left, scorer.model.right)
-    left, right = ([torch.cat(vectors) for vectors in zip(*map(side, parts), strict=True)] for side in sides)
-    labels = theta[pairs].double()
-    predictions = scorer.model.match(left, right).to(theta.device)[pairs].double()
-    spread = float((labels - labels.mean()).square().mean())
-    explained = 1 - float((predictions - labels).square().mean()) / max(spread, 1e-30)
-    diagonal = float(theta.diagonal().mean())
-    return {"explained": explained, "dissimilarity": 1 - float(labels.mean()) / diagonal if diagonal > 0 else 0.0}
 
 
 def _summary(state: DetectorState) -> CSDSummary:

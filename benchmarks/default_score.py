@@ -3,9 +3,9 @@
     python benchmarks/default_score.py DATASETS [--sets kmnist_10k notmnist_22k] [--seeds 0] [--out FILE.json] [--ood]
 
 DATASETS is a folder with mnist.npz, fashion_mnist.npz, kmnist_10k.npz and notmnist_22k.npz. A small CNN is trained on
-each set, on one core. Without --ood, only familiar images are looked at: seconds and CPU seconds of each fit, what CSD
-explains, and the share of alarms among familiar images at a rate of 5 %, over twenty halves of the test images. With
---ood, also the AUROC against the three other sets and against perturbed copies. The design was fixed without --ood.
+each set, on one core. Without --ood, it reads familiar images only. It measures the seconds of each fit, what CSD
+explains, and the share of alarms at a rate of 5 %, over twenty random halves of the test images. With --ood, it also
+measures the AUROC against the three other sets and perturbed copies. The score was fixed before any run with --ood.
 """
 
 import argparse

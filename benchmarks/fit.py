@@ -8,10 +8,10 @@ below, as one would write it without thinking of graphs. Time to capture or comp
 a step's operations would take at the rate of a large matrix product, measured here. Without a GPU only the plain loop
 and onefold's own are timed.
 
-With --on-model, it times whole fits of CSD on a trained classifier (benchmarks/scoring.py) on one core, at the default
-settings: with the score "combined", whose fit runs the classifier on every augmented context, and with the default
-score, whose fit encodes each image and one augmented copy once. Seconds of this process's CPU time, which other
-processes hardly change, stand beside the wall time.
+With --on-model, it times whole fits of CSD at the default settings on a trained classifier (benchmarks/scoring.py), on
+one core. A fit with the score "combined" runs the classifier on every augmented context. A fit with the default score
+encodes each image and one augmented copy once. CPU seconds of this process stand beside the wall time, because other
+processes hardly change them.
 """
 
 import argparse

@@ -89,14 +89,14 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         kernel: Kernel that gives the labels. By default the last-layer kernel of a random network that suits the data
             (Eq. 14). With kernels.from_model(model), φ and ψ are small heads on a frozen trained model.
         augment: Share of contexts that the paper's augmentations change; for images only. By default 0.5 for images.
-        centred: Subtract the mean over the training data from the features (half of it from the encodings, with a model
-            and another score than "surprisal"), so that samples are less similar to each other. By default for images
-            and trained models. False is Eq. 14.
-        score: What `score(x)` returns: "variance" (Eq. 12), "relative", the variance divided by its prior, "combined",
-            the larger of the two in standard deviations of held-out data, or "surprisal", for a model: the energy of
-            its logits and the variance on its pooled stages, see `detectors.variance_scorer.SurprisalScore`. By default
-            "surprisal" with kernels.from_model(model) if no layer is named, else "combined". For both, a tenth of the
-            training data is held out.
+        centred: Subtract the mean over the training data from the features, so that samples are less similar to each
+            other. By default for images and trained models. Encodings of a model, which all scores but "surprisal" use,
+            keep half of their mean. False is Eq. 14.
+        score: What `score(x)` returns. "variance" is Eq. 12. "relative" is the variance divided by its prior.
+            "combined" is the larger of the two in standard deviations of held-out data. "surprisal", for a model, adds
+            the variance on its pooled stages to the energy of its logits, see
+            `detectors.variance_scorer.SurprisalScore`. The default is "surprisal" with kernels.from_model(model) if no
+            layer is named, else "combined". For both, a tenth of the training data is held out.
         role: What the model is, for the score "surprisal": "classifier" if its logits are of the classes of these data,
             "encoder" if not. By default it counts as a classifier if the mean of its largest softmax probability over
             the training data is at least ½.

@@ -13,7 +13,7 @@ from torch._inductor import config as inductor
 import onefold
 import onefold.rl.fused
 from onefold.data import digits, letters
-from onefold.detectors import posterior
+from onefold.detectors import _langevin
 from onefold.distil import Architecture, AugmentedContexts, Chain, distillation, similarity_model
 from onefold.exact import PrimalGP
 from onefold.kernels import Features, empirical_ntk, from_model, last_layer
@@ -134,7 +134,7 @@ def test_captured_chains_walk_like_plain_ones(keywords: Any, monkeypatch: pytest
     graphed = fitted()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     graphs: list[None] = []
-    monkeypatch.setattr(posterior, "replayed", lambda step, *_: graphs.append(None) or step)
+    monkeypatch.setattr(_langevin, "replayed", lambda step, *_: graphs.append(None) or step)
     plain, other = fitted(), fitted(seed=1)
     assert len(graphs) == 2
     assert np.mean(graphed.predict(data.x_test) == data.y_test) > 0.7

@@ -148,7 +148,7 @@ def test_rl_train_loads_few_modules(tmp_path: Path) -> None:
     code = f"from onefold.cli import main; assert main(['rl', 'train', '-o', 'run', *{options}]) == 0"
     modules = loaded(code, cwd=tmp_path)
     assert len(ours(modules)) <= 60, ours(modules)
-    assert not re.search("csv_rows|parquet|sgmcmc|langevin|report|bench", " ".join(ours(modules)))
+    assert not re.search("table_files|parquet|sgmcmc|langevin|report|bench", " ".join(ours(modules)))
 
 
 def test_scoring_an_image_loads_neither_the_compiler_nor_scikit_learn(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch import nn
 
 import onefold
 from onefold import cli
-from onefold.core import memory, storage
+from onefold.core import runtime, storage
 from onefold.errors import OnefoldWarning, warn
 from onefold.inputs import images as image_folder
 from onefold.report import score_page, score_table, thumbnails
@@ -753,16 +753,16 @@ def test_a_terminal_shows_every_phase(
 
 def test_freed_memory_is_given_back_while_a_job_runs() -> None:
     """Many small blocks, every hundredth of which stays: the holes between them are given back."""
-    if memory.malloc_trim() is None:
+    if runtime.malloc_trim() is None:
         pytest.skip("not glibc")
-    with memory.trim_memory():
+    with runtime.trim_memory():
         blocks = [bytearray(50_000) for _ in range(4000)]
         time.sleep(1)
-        high = memory.resident()
+        high = runtime.resident()
         blocks[:] = blocks[::100]
         grown = np.ones(2**23)  # growth, which makes it look
         until = time.monotonic() + 60
-        while (freed := high + grown.nbytes - memory.resident()) < 100e6 and time.monotonic() < until:
+        while (freed := high + grown.nbytes - runtime.resident()) < 100e6 and time.monotonic() < until:
             time.sleep(0.1)
     assert freed > 100e6
 

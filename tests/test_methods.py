@@ -560,7 +560,7 @@ def test_without_laplace_torch_the_error_says_how_to_get_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["crops", "flips"])
 def test_train_images_are_cropped_and_flipped_as_asked(kind: str) -> None:
-    from onefold.detectors.classifier import CHAINS
+    from onefold.detectors.members import CHAINS
     from onefold.nn.augment import augment
 
     chain = CHAINS[kind]

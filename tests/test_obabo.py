@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onefold.core import storage
-from onefold.detectors import langevin
-from onefold.detectors.langevin import ChainState, Dynamics
+from onefold.detectors import _langevin
+from onefold.detectors._langevin import ChainState, Dynamics
 from onefold.errors import FileError, InputError
 
 MEAN = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
@@ -54,7 +54,7 @@ def leaf(value: Tensor) -> Tensor:
 
 def walk(
     parameters: list[Tensor],
-    potential: langevin.Potential,
+    potential: _langevin.Potential,
     whole: Any,
     batches: Callable[[], list[Any]],
     dynamics: Dynamics,
@@ -65,17 +65,17 @@ def walk(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where trajectories end [trajectory, chain, d], and their −ΔE/T. `alone`: a step has one minibatch for itself."""
     generator = Generator().manual_seed(1)
-    state = langevin.init(parameters, potential(parameters, whole), dynamics, generator)
+    state = _langevin.init(parameters, potential(parameters, whole), dynamics, generator)
     ends, ratios = [], []
     for _ in range(trajectories):
         first, *others = batches()
-        langevin.begin(state, first, potential, dynamics.step_size())
+        _langevin.begin(state, first, potential, dynamics.step_size())
         for batch in others:
             if alone:
-                langevin.reopen(state, batch, potential)
-            langevin.update(state, batch, potential, dynamics, generator)
+                _langevin.reopen(state, batch, potential)
+            _langevin.update(state, batch, potential, dynamics, generator)
         if corrected:
-            ratios.append(langevin.finish(state, potential(parameters, whole), dynamics, generator).log_ratio.numpy())
+            ratios.append(_langevin.finish(state, potential(parameters, whole), dynamics, generator).log_ratio.numpy())
         ends.append(torch.cat([p.detach() for p in parameters], dim=-1).numpy())
     return np.stack(ends), np.array(ratios)
 
@@ -170,9 +170,9 @@ def test_a_trajectory_runs_backwards() -> None:
 
     def step(start: Tensor, end: Tensor, noise: Tensor) -> None:
         """One step whose kicks are by these minibatches."""
-        gradient = langevin.gradients(task.potential, [theta], start)[0].clone()
-        ended = lambda: langevin.gradients(task.potential, [theta], end)  # noqa: E731
-        langevin.step([theta], momentum, gradient, work, step_size, noise, ended, dynamics)
+        gradient = _langevin.gradients(task.potential, [theta], start)[0].clone()
+        ended = lambda: _langevin.gradients(task.potential, [theta], end)  # noqa: E731
+        _langevin.step([theta], momentum, gradient, work, step_size, noise, ended, dynamics)
 
     backwards = []
     for start, end in pairwise(minibatches):
@@ -208,14 +208,14 @@ def test_acceptance_falls_with_the_step_size() -> None:
 def test_a_rejected_trajectory_goes_back_and_turns_round(potential: float) -> None:
     generator, dynamics = Generator().manual_seed(0), Dynamics(lr=0.1, data=1, momentum=0.5)
     theta = leaf(MEAN)
-    state = langevin.init([theta], gaussian([theta], None), dynamics, generator)
+    state = _langevin.init([theta], gaussian([theta], None), dynamics, generator)
     before = theta.detach().clone(), state.momentum.clone(), state.potential.clone()
-    langevin.begin(state, None, gaussian, dynamics.step_size())
+    _langevin.begin(state, None, gaussian, dynamics.step_size())
     for _ in range(3):
-        langevin.update(state, None, gaussian, dynamics, generator)
+        _langevin.update(state, None, gaussian, dynamics, generator)
     there = theta.detach().clone(), state.momentum.clone()
     end = torch.tensor(potential, dtype=torch.float64)
-    accepted = langevin.finish(state, end, dynamics, generator).accepted
+    accepted = _langevin.finish(state, end, dynamics, generator).accepted
     assert bool(accepted) is (potential == -math.inf)
     expected = (*there, end) if accepted else (before[0], -before[1], before[2])
     for found, wanted in zip((theta.detach(), state.momentum, state.potential), expected, strict=True):
@@ -227,7 +227,7 @@ def test_work_is_the_change_of_kinetic_energy() -> None:
     generator = Generator().manual_seed(0)
     momentum, gradient = torch.randn(2, 1_000_000, generator=generator)
     before, work = momentum.double().square().sum() / 2, torch.zeros((), dtype=torch.float64)
-    langevin.kick(momentum, gradient, work, torch.tensor(0.01))
+    _langevin.kick(momentum, gradient, work, torch.tensor(0.01))
     change = momentum.double().square().sum() / 2 - before
     assert abs(float(change)) > 1
     assert float(work) == pytest.approx(float(change), abs=2e-3)
@@ -237,20 +237,20 @@ def begun(seed: int) -> tuple[ChainState, Generator, Dynamics]:
     """A chain in the middle of a trajectory, in two parameters."""
     generator, dynamics = Generator().manual_seed(seed), Dynamics(lr=0.3, data=1, momentum=0.5)
     parameters = [leaf(seed * MEAN[:1]), leaf(MEAN[1:])]
-    state = langevin.init(parameters, gaussian(parameters, None), dynamics, generator)
-    langevin.begin(state, None, gaussian, dynamics.step_size(seed / 10))
+    state = _langevin.init(parameters, gaussian(parameters, None), dynamics, generator)
+    _langevin.begin(state, None, gaussian, dynamics.step_size(seed / 10))
     for _ in range(3):
-        langevin.update(state, None, gaussian, dynamics, generator)
+        _langevin.update(state, None, gaussian, dynamics, generator)
     return state, generator, dynamics
 
 
 def ended(state: ChainState, generator: Generator, dynamics: Dynamics) -> Tensor:
     """All that can be seen of a chain three steps later: as it is, after a verdict, and after a sure rejection."""
     for _ in range(3):
-        langevin.update(state, None, gaussian, dynamics, generator)
+        _langevin.update(state, None, gaussian, dynamics, generator)
     seen = [t.clone() for t in (*state.parameters, state.momentum)]
     for potential in (gaussian(state.parameters, None), torch.tensor(math.inf)):
-        verdict = langevin.finish(state, potential, dynamics, generator)
+        verdict = _langevin.finish(state, potential, dynamics, generator)
         seen += [t.clone() for t in (*state.parameters, state.momentum, state.potential, verdict.log_ratio)]
     return torch.cat([t.detach().flatten() for t in seen])
 
@@ -258,10 +258,10 @@ def ended(state: ChainState, generator: Generator, dynamics: Dynamics) -> Tensor
 def test_going_on_from_what_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "chain.ckpt"
     chain = begun(1)
-    storage.save(path, "chain", langevin.state_tensors(*chain[:2]), {})
+    storage.save(path, "chain", _langevin.state_tensors(*chain[:2]), {})
     uninterrupted = ended(*chain)
     state, generator, dynamics = begun(2)
-    langevin.restore(state, generator, storage.load(path, "chain")[0])
+    _langevin.restore(state, generator, storage.load(path, "chain")[0])
     assert torch.equal(ended(state, generator, dynamics), uninterrupted)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FileError, match=r"chain.ckpt: damaged"):
@@ -270,25 +270,25 @@ def test_going_on_from_what_was_kept(tmp_path: Path) -> None:
 
 def test_all_that_is_kept_is_needed() -> None:
     chain = begun(1)
-    kept = {name: tensor.clone() for name, tensor in langevin.state_tensors(*chain[:2]).items()}
+    kept = {name: tensor.clone() for name, tensor in _langevin.state_tensors(*chain[:2]).items()}
     uninterrupted = ended(*chain)
-    lost = {name: tensor.clone() for name, tensor in langevin.state_tensors(*begun(2)[:2]).items()}
+    lost = {name: tensor.clone() for name, tensor in _langevin.state_tensors(*begun(2)[:2]).items()}
     for name in kept:
         state, generator, dynamics = begun(2)
-        langevin.restore(state, generator, kept | {name: lost[name]})
+        _langevin.restore(state, generator, kept | {name: lost[name]})
         assert not torch.equal(ended(state, generator, dynamics), uninterrupted), name
     with pytest.raises(InputError, match="another chain"):
-        langevin.restore(*begun(2)[:2], {name: tensor for name, tensor in kept.items() if name != "work"})
+        _langevin.restore(*begun(2)[:2], {name: tensor for name, tensor in kept.items() if name != "work"})
     with pytest.raises(InputError, match="another chain"):
-        langevin.restore(*begun(2)[:2], kept | {"momentum": torch.zeros(5)})
+        _langevin.restore(*begun(2)[:2], kept | {"momentum": torch.zeros(5)})
 
 
 def test_a_chain_begins_hot_enough_and_a_trajectory_at_its_step_size(generator: Generator) -> None:
     dynamics, theta = Dynamics(lr=0.1, data=1, momentum=0.5, temperature=0.3), leaf(torch.ones(100_000))
-    state = langevin.init([theta], torch.tensor(7.0), dynamics, generator)
+    state = _langevin.init([theta], torch.tensor(7.0), dynamics, generator)
     assert float(state.momentum.var()) == pytest.approx(0.3, rel=0.02)
     assert float(state.potential) == 7
-    langevin.begin(state, None, lambda parameters, _: parameters[0].square().sum(), 0.125)
+    _langevin.begin(state, None, lambda parameters, _: parameters[0].square().sum(), 0.125)
     assert float(state.step_size) == 0.125
     assert torch.equal(state.gradient, 2 * theta)
 
@@ -311,11 +311,11 @@ def test_parameters_that_cannot_move_are_refused(generator: Generator) -> None:
     potential, dynamics = torch.zeros(()), Dynamics(lr=0.1, data=9, momentum=0.5)
     for bad in ([], [torch.zeros(2)], [2 * leaf(MEAN)]):
         with pytest.raises(InputError, match="leaf tensors"):
-            langevin.init(bad, potential, dynamics, generator)
+            _langevin.init(bad, potential, dynamics, generator)
     with pytest.raises(InputError, match="first axis"):
-        langevin.init([leaf(MEAN)], torch.zeros(3), dynamics, generator)
+        _langevin.init([leaf(MEAN)], torch.zeros(3), dynamics, generator)
     with pytest.raises(InputError, match="share one type"):
-        langevin.init([leaf(MEAN), leaf(MEAN.float())], potential, dynamics, generator)
+        _langevin.init([leaf(MEAN), leaf(MEAN.float())], potential, dynamics, generator)
 
 
 class Unread(TorchDispatchMode):
@@ -332,16 +332,16 @@ def test_a_trajectory_is_read_by_nobody_and_stays_in_its_place() -> None:
     state, generator, dynamics = begun(1)
     places = {
         name: tensor.data_ptr()
-        for name, tensor in langevin.state_tensors(state, generator).items()
+        for name, tensor in _langevin.state_tensors(state, generator).items()
         if name != "generator"
     }
     with Unread():
-        langevin.begin(state, None, gaussian, dynamics.step_size())
-        langevin.update(state, None, gaussian, dynamics, generator)
-        verdict = langevin.finish(state, gaussian(state.parameters, None), dynamics, generator)
+        _langevin.begin(state, None, gaussian, dynamics.step_size())
+        _langevin.update(state, None, gaussian, dynamics, generator)
+        verdict = _langevin.finish(state, gaussian(state.parameters, None), dynamics, generator)
         with pytest.raises(AssertionError, match="_local_scalar_dense"):
             bool(verdict.accepted)
-    now = langevin.state_tensors(state, generator)
+    now = _langevin.state_tensors(state, generator)
     assert {name: now[name].data_ptr() for name in places} == places
 
 
@@ -352,15 +352,15 @@ def test_every_chain_has_its_own_verdict(generator: Generator) -> None:
     def potential(parameters: Any, _: Any) -> Tensor:
         return parameters[0].square().sum((1, 2)) + parameters[1].square()
 
-    state = langevin.init([matrix, vector], potential([matrix, vector], None), dynamics, generator)
+    state = _langevin.init([matrix, vector], potential([matrix, vector], None), dynamics, generator)
     begun, momentum = matrix.detach().clone(), state.momentum.clone()
-    langevin.begin(state, None, potential, dynamics.step_size())
-    langevin.update(state, None, potential, dynamics, generator)
+    _langevin.begin(state, None, potential, dynamics.step_size())
+    _langevin.update(state, None, potential, dynamics, generator)
     there = [matrix.detach().clone(), vector.detach().clone(), state.momentum.clone()]
     ends = torch.tensor([-math.inf, math.inf, math.nan])
     with pytest.raises(InputError, match="one potential per chain"):
-        langevin.finish(state, ends[0], dynamics, generator)
-    assert langevin.finish(state, ends, dynamics, generator).accepted.tolist() == [True, False, False]
+        _langevin.finish(state, ends[0], dynamics, generator)
+    assert _langevin.finish(state, ends, dynamics, generator).accepted.tolist() == [True, False, False]
     assert torch.equal(matrix, torch.cat([there[0][:1], begun[1:]]))
     assert torch.equal(vector, torch.cat([there[1][:1], torch.zeros(2)]))
     assert torch.equal(state.momentum, torch.cat([there[2][:1], -momentum[1:]]))
@@ -391,24 +391,24 @@ def test_captured_steps_are_the_plain_ones_and_wait_for_nothing() -> None:
 
     def moved(graphed: bool) -> Tensor:
         generator, theta = Generator("cuda").manual_seed(0), leaf(place)
-        state = langevin.init([theta], potential([theta], None), dynamics, generator)
+        state = _langevin.init([theta], potential([theta], None), dynamics, generator)
 
         def step() -> None:
-            renewed = lambda: langevin.gradients(potential, [theta], None)  # noqa: E731
+            renewed = lambda: _langevin.gradients(potential, [theta], None)  # noqa: E731
             _, momentum, gradient, work, size, _, _ = state
-            langevin.step([theta], momentum, gradient, work, size, noise, renewed, dynamics)
+            _langevin.step([theta], momentum, gradient, work, size, noise, renewed, dynamics)
 
         if graphed:
-            at_rest = {name: tensor.clone() for name, tensor in langevin.state_tensors(state, generator).items()}
+            at_rest = {name: tensor.clone() for name, tensor in _langevin.state_tensors(state, generator).items()}
             step = captured(step, Generator("cuda")).replay
-            langevin.restore(state, generator, at_rest)
+            _langevin.restore(state, generator, at_rest)
         for trajectory in range(20):
             torch.cuda.set_sync_debug_mode("error")
-            langevin.begin(state, None, potential, dynamics.step_size(trajectory / 20))
+            _langevin.begin(state, None, potential, dynamics.step_size(trajectory / 20))
             for _ in range(5):
                 noise.normal_(generator=generator)
                 step()
-            langevin.finish(state, potential([theta], None), dynamics, generator)
+            _langevin.finish(state, potential([theta], None), dynamics, generator)
             torch.cuda.set_sync_debug_mode("default")
         return torch.cat([theta.detach(), state.momentum])
 
@@ -424,15 +424,15 @@ def test_a_captured_update_draws_its_own_noise_and_samples_the_law() -> None:
     def potential(parameters: Any, _: Any) -> Tensor:
         return ((parameters[0] - place) @ unmix.T).square().sum(-1) / 2
 
-    state = langevin.init([theta], potential([theta], None), dynamics, generator)
-    graph = captured(lambda: langevin.update(state, None, potential, dynamics, generator), generator)
+    state = _langevin.init([theta], potential([theta], None), dynamics, generator)
+    graph = captured(lambda: _langevin.update(state, None, potential, dynamics, generator), generator)
     state.potential.copy_(potential([theta], None).detach())
     samples = []
     for _ in range(100):
-        langevin.begin(state, None, potential, dynamics.step_size())
+        _langevin.begin(state, None, potential, dynamics.step_size())
         for _ in range(5):
             graph.replay()
-        langevin.finish(state, potential([theta], None), dynamics, generator)
+        _langevin.finish(state, potential([theta], None), dynamics, generator)
         samples.append(theta.detach().clone())
     off, error = deviations(torch.stack(samples[40:]).cpu().numpy(), MEAN, MIX, 0.5)
     assert error.max() < 0.01

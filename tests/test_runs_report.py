@@ -31,8 +31,7 @@ from onefold.report.runs_figures import (
     floor_cells,
     visit_figures,
 )
-from onefold.report.runs_tables import as_json, markdown, remarks
-from onefold.report.stats import (
+from onefold.report.runs_stats import (
     bin_means,
     improvement,
     improvement_interval,
@@ -41,6 +40,7 @@ from onefold.report.stats import (
     t_half_width,
     win_probability,
 )  # fmt: skip
+from onefold.report.runs_tables import as_json, markdown, remarks
 from onefold.rl.grid import final_return
 from onefold.rl.run_folder import EPISODES, PROGRESS, PROGRESS_COLUMNS, RunFolder, final_episodes
 from onefold.rl.settings import Run, make_run

@@ -21,8 +21,8 @@ from onefold.bench.rows import chain_length
 from onefold.core import storage
 from onefold.data import digits
 from onefold.detectors import SGMCMC, sgmcmc
+from onefold.detectors._langevin import Posterior, palindromic_batches, prior_variances
 from onefold.detectors.base import KIND
-from onefold.detectors.posterior import Posterior, palindromic_batches, prior_variances
 from onefold.errors import FileError, InputError, MissingExtraError, OnefoldWarning, TrainingError
 from onefold.inputs.samples import read_train_data
 from onefold.nn import train

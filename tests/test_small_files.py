@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from onefold.errors import InputError
 from onefold.inputs import open_source
-from onefold.inputs.parquet_pages import read_pages
+from onefold.inputs.table_files import read_pages
 
 LARGEST_FILE = 4 * 2**20
 MOST_MEMORY = 200 * 2**20  # bytes beyond what the imports take

@@ -48,15 +48,15 @@ from onefold.inputs import (
     TableEncoder,
     TableFile,
     TableFrame,
-    array_files,
-    csv_rows,
+    arrays,
     form_of,
     images,
     open_source,
+    table_files,
 )
-from onefold.inputs.column_stats import MOST_COUNTED, CategoryCounts
 from onefold.inputs.reader import Reader
 from onefold.inputs.source import regroup
+from onefold.inputs.tables import MOST_COUNTED, CategoryCounts
 from onefold.types import Batch
 
 
@@ -292,7 +292,7 @@ def test_npy_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="shorter"):
         source.take(np.array([2]))
     path.write_bytes(good)
-    monkeypatch.setattr(array_files, "available", lambda _: 47)
+    monkeypatch.setattr(arrays, "available", lambda _: 47)
     with pytest.raises(NotEnoughMemoryError, match="3 samples"):
         next(source.batches(3))
     assert len(next(source.batches(2))) == 2
@@ -335,7 +335,7 @@ def test_npz_bombs(tmp_path: Path) -> None:
     np.savez_compressed(path, x=np.zeros(2**20, np.uint8))
     assert path.stat().st_size < 5000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(array_files, "available", lambda _: 2**20 - 1)
+        patch.setattr(arrays, "available", lambda _: 2**20 - 1)
         with pytest.raises(NotEnoughMemoryError, match="read row by row"):
             open_source(path)
 
@@ -764,12 +764,12 @@ def test_csv_files(tmp_path: Path, delimiter: str, end: str) -> None:
 def test_csv_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").write_text("n,t\n" + "\n".join(f"{i},{'odd' if i % 2 else 'even'}" for i in range(1000)))
     whole = rows_of(open_source(tmp_path / "x.csv"), 1000)
-    monkeypatch.setattr(csv_rows, "MOST_ROWS", 7)
+    monkeypatch.setattr(table_files, "MOST_ROWS", 7)
     source = TableFile(tmp_path / "x.csv")
     assert source.table == form_of(open_source(tmp_path / "x.csv"))
     assert torch.equal(rows_of(source, 10), whole)
     assert [len(batch) for batch in source.batches(300)] == [300, 300, 300, 100]
-    monkeypatch.setattr(csv_rows, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(table_files, "MOST_CHARACTERS", 20)
     assert torch.equal(rows_of(TableFile(tmp_path / "x.csv"), 10), whole)
     text = (tmp_path / "x.csv").read_text().replace("\n800,", "\nmany,")
     (tmp_path / "x.csv").write_text(text)
@@ -803,7 +803,7 @@ def test_csv_files_that_cannot_be_used(tmp_path: Path, text: str | bytes, match:
 
 
 def test_csv_lines_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(table_files, "LONGEST_LINE", 1000)
     with pytest.raises(InputError, match="line 2: longer than 1,000"):
         rows_of_csv(tmp_path / "x.csv", "a,b\n" + "1," * 10_000)
     assert rows_of_csv(tmp_path / "x.tsv", "a\n1\n").tolist() == [[1]], "one column needs no delimiter"
@@ -861,7 +861,7 @@ def test_parquet_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.M
                 writer.write_table(pa.table({"a": pa.array([], pa.int64())}))
         refused(path, r"/x\.parquet: no rows\. Pass at least one\.$")
     path.write_bytes(content)
-    monkeypatch.setattr("onefold.inputs.parquet_rows.available", lambda _: 100)
+    monkeypatch.setattr("onefold.inputs.table_files.available", lambda _: 100)
     with pytest.raises(NotEnoughMemoryError, match="smaller row groups"):
         open_source(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

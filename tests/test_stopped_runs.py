@@ -21,7 +21,7 @@ from pids import family
 
 from onefold.cli import main
 from onefold.core import storage
-from onefold.core.signals import interruptible, raise_interrupt_on_termination
+from onefold.core.runtime import interruptible, raise_interrupt_on_termination
 from onefold.errors import FileError, InputError, OnefoldWarning
 from onefold.rl.agents import ReplaySettings
 from onefold.rl.console import format_duration

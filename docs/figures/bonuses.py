@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from style import Look, both, panels
 
-from onefold.report.stats import t_half_width
+from onefold.report.runs_stats import t_half_width
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "bonuses"
 TITLES = {"chain": "DQN on the deceptive chain of 40", "rooms": "PPO on MiniGrid MultiRoom-N6, one layout"}

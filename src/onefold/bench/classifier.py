@@ -19,7 +19,7 @@ from onefold.core.batches import pick_device
 from onefold.core.rng import generators
 from onefold.data.sets import ImageSet
 from onefold.detectors.build import initial_standardise
-from onefold.detectors.classifier import make_targets, train_networks
+from onefold.detectors.members import make_targets, train_networks
 from onefold.errors import FileError
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone, finished

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from onefold.core.batches import whole
-from onefold.core.memory import is_out_of_memory
+from onefold.core.runtime import is_out_of_memory
 from onefold.errors import InputError, MissingExtraError, OnefoldError
 
 Work: TypeAlias = Callable[[Any], dict[str, Any]]

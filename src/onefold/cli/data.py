@@ -6,8 +6,8 @@ from pathlib import Path
 
 from onefold.cli.console import print_lines
 from onefold.cli.jobs import Fetch, ListSets
-from onefold.core.memory import human
 from onefold.core.progress import show_progress
+from onefold.core.runtime import human
 from onefold.data import catalogue
 from onefold.data.download import ProgressCallback
 from onefold.data.download import fetch as fetch_set

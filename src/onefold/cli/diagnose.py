@@ -3,7 +3,7 @@
 from onefold.cli.files import load_detector, with_progress
 from onefold.cli.jobs import Diagnose
 from onefold.core.batches import batch_length, batch_tensors
-from onefold.core.memory import human, trim_memory
+from onefold.core.runtime import human, trim_memory
 from onefold.detectors.base import Detector
 from onefold.detectors.diagnosis import Diagnosis, Finding
 from onefold.errors import renamed_argument

@@ -13,8 +13,8 @@ from onefold.cli.jobs import AUTO, FIT_METHODS, Fit
 from onefold.core import storage
 from onefold.core.arguments import check_choice, check_integer
 from onefold.core.batches import batch_length, check_seed, pick_device
-from onefold.core.memory import trim_memory
 from onefold.core.progress import show_spinner, track_progress
+from onefold.core.runtime import trim_memory
 from onefold.detectors.alarm import check_rate, min_calibration_samples
 from onefold.detectors.base import Detector
 from onefold.detectors.choose import explain_choice

@@ -11,7 +11,7 @@ import tyro
 
 from onefold.cli import jobs
 from onefold.cli.jobs import RERUN, Job
-from onefold.core.signals import raise_interrupt_on_termination
+from onefold.core.runtime import raise_interrupt_on_termination
 from onefold.errors import OnefoldError, plain_warnings, visible
 
 BROKEN_PIPE = 141  # exit status of a command that SIGPIPE ends
@@ -80,7 +80,7 @@ def _main(arguments: Sequence[str]) -> int:
             message += f". Free some space; finished work is kept. {job.resume_hint or RERUN}"
         return _fail(message, 2)
     except (MemoryError, RuntimeError) as error:
-        from onefold.core.memory import is_out_of_memory
+        from onefold.core.runtime import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

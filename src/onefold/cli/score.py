@@ -8,8 +8,8 @@ import numpy as np
 from onefold.cli.console import print_lines
 from onefold.cli.files import check_outputs, load_detector, max_count, write_skipped
 from onefold.cli.jobs import Score
-from onefold.core.memory import trim_memory
 from onefold.core.progress import show_spinner, track_progress
+from onefold.core.runtime import trim_memory
 from onefold.core.storage import write_bytes
 from onefold.errors import renamed_argument
 from onefold.inputs import ImageFolder, open_source

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onefold.core.arguments import check_integer
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError
 from onefold.types import ArrayLike, Batch
 

@@ -18,7 +18,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from onefold.core.memory import available, human, require
+from onefold.core.runtime import available, human, require
 from onefold.errors import FileError, InputError
 
 FORMAT = 1

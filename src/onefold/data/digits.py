@@ -9,7 +9,14 @@ from sklearn.model_selection import train_test_split
 
 
 class Digits(NamedTuple):
-    """Train and test digits, with pixels in [0, 1] and labels 0 to 9."""
+    """Train and test digits, with pixels in [0, 1] and labels 0 to 9.
+
+    Args:
+        x_train: Train images.
+        y_train: Their labels.
+        x_test: Test images.
+        y_test: Their labels.
+    """
 
     x_train: Float32[np.ndarray, "n 8 8"]
     y_train: Int64[np.ndarray, " n"]

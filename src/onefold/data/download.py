@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onefold.core.memory import human
+from onefold.core.runtime import human
 from onefold.core.storage import file_lock, write_bytes
 from onefold.data.catalogue import CATALOGUE, CatalogueEntry, Mirror
 from onefold.errors import FileError, InputError

@@ -15,7 +15,7 @@ from onefold.data.catalogue import CATALOGUE, IDX_FILES
 from onefold.data.formats.idx import read_images, read_labels
 from onefold.errors import FileError, InputError, warn
 from onefold.inputs import ImageFolder, open_npz
-from onefold.inputs.zip_files import ZIP_ERRORS
+from onefold.inputs.arrays import ZIP_ERRORS
 
 NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 LONGEST_SIDE = 1024  # pixels

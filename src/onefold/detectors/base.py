@@ -214,7 +214,7 @@ class Detector(ABC):
         """
         state = self.state
         findings = [*self._checks(state), *self._information(state)]
-        if isinstance(self.kernel, ModelFeatures):
+        if isinstance(self.kernel, ModelFeatures) and self.kernel.size:
             findings.append(Finding("features", self.kernel.size, None, self.kernel.description))
         if x_val is not None:
             findings += self._likeness(state, self._unordered_scores(x_val))

@@ -18,8 +18,17 @@ from onefold.core.arguments import check_instance, check_integer, check_number, 
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors.build import initial_standardise, streams
-from onefold.detectors.classifier import Augmentation, check_augmentation, make_targets, train_networks
-from onefold.detectors.members import Disagreement, MemberDetector, MemberSpec, MembersScorer, check_disagreement
+from onefold.detectors.members import (
+    Augmentation,
+    Disagreement,
+    MemberDetector,
+    MemberSpec,
+    MembersScorer,
+    check_augmentation,
+    check_disagreement,
+    make_targets,
+    train_networks,
+)
 from onefold.errors import MissingExtraError
 from onefold.inputs.samples import TrainData, read_train_data
 from onefold.nn.nets import MLP, Impala, backbone

@@ -13,8 +13,19 @@ from onefold.core.arguments import check_choice, check_instance, check_integer, 
 from onefold.core.batches import check_seed, pick_device
 from onefold.core.rng import generators
 from onefold.detectors.build import initial_standardise, streams
-from onefold.detectors.classifier import TASKS, Augmentation, Task, check_augmentation, make_targets, train_networks
-from onefold.detectors.members import Disagreement, MemberDetector, MemberSpec, MembersScorer, check_disagreement
+from onefold.detectors.members import (
+    TASKS,
+    Augmentation,
+    Disagreement,
+    MemberDetector,
+    MemberSpec,
+    MembersScorer,
+    Task,
+    check_augmentation,
+    check_disagreement,
+    make_targets,
+    train_networks,
+)
 from onefold.errors import InputError
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import MLP, Impala, backbone

@@ -9,20 +9,21 @@ from onefold.core import storage
 from onefold.core.arguments import check_choice, check_integer, check_number, check_path, check_sizes
 from onefold.core.batches import check_seed, named, pick_device
 from onefold.core.rng import generators
+from onefold.detectors._langevin import ChainSampler, ChainSchedule, Dynamics, Posterior, Sampler
 from onefold.detectors.alarm import Alarm
 from onefold.detectors.build import Summary, initial_standardise, streams
-from onefold.detectors.classifier import Augmentation, check_augmentation, make_targets
 from onefold.detectors.diagnosis import Finding
-from onefold.detectors.langevin import Dynamics
 from onefold.detectors.members import (
+    Augmentation,
     Disagreement,
     MemberDetector,
     MemberSpec,
     MembersScorer,
     Parallel,
+    check_augmentation,
     check_disagreement,
+    make_targets,
 )
-from onefold.detectors.posterior import ChainSampler, ChainSchedule, Posterior, Sampler
 from onefold.detectors.state import DetectorState
 from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from onefold.core.memory import available
+from onefold.core.runtime import available
 from onefold.core.progress import show_progress
 from onefold.distil.contexts import Contexts
 from onefold.errors import InputError

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from onefold.core.memory import available
+from onefold.core.runtime import available
 from onefold.distil.contexts import Contexts, CopiedContexts, TrainContexts
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
@@ -175,7 +176,11 @@ def distillation(
             context = context if encode is None else encode(context)
         stored = labels.context_features(index, integers[:, 1], uniforms)
         left, right, theta = side_by_side(
-            [lambda: model.left(batch), lambda: model.right(context), lambda: labels(index, batch, context, stored)],
+            [
+                partial(model.left, batch),
+                partial(model.right, context),
+                partial(labels, index, batch, context, stored),
+            ],
             device,
         )
         return model.loss(left, right, theta)

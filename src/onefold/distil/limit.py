@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError
 from onefold.exact.gp import Gram
 from onefold.kernels import InfiniteMLP

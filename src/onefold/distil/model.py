@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from jaxtyping import Float
@@ -109,7 +110,7 @@ class Similarity(nn.Module):
         Returns:
             One or two matrices [N, D], of unit vectors with `normalise`.
         """
-        return [self._vectors(net, x) for net in (self.phi, *self.start[:1])]
+        return list(map(self._vectors, (self.phi, *self.start[:1]), repeat(x)))
 
     def right(self, c: Float[Tensor, "m *sample"]) -> list[Float[Tensor, "m d"]]:
         """Return ψ(c) and, with `small_init`, ψ₀(c).
@@ -120,7 +121,7 @@ class Similarity(nn.Module):
         Returns:
             One or two matrices [M, D], of unit vectors with `normalise`.
         """
-        return [self._vectors(net, c) for net in (self.psi, *self.start[1:])]
+        return list(map(self._vectors, (self.psi, *self.start[1:]), repeat(c)))
 
     def match(self, left: list[Tensor], right: list[Tensor]) -> Float[Tensor, "n m"]:
         """Return g for every pair of an output of `left` and an output of `right`.

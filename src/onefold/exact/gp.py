@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from onefold.core.batches import batch_length, batch_slices
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.types import Batch, FeatureKernel, Kernel

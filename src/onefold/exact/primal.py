@@ -7,7 +7,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError
 
 

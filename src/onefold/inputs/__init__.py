@@ -1,16 +1,13 @@
 """Sources of raw, unscaled samples from every kind of data that `fit` and `score` accept."""
 
-from onefold.inputs.array_files import NpyFile, open_npz
-from onefold.inputs.arrays import ArraySource, NamedSource
+from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
-from onefold.inputs.decode import Picture
-from onefold.inputs.encode import FAR, TableEncoder
-from onefold.inputs.images import ImageFolder
+from onefold.inputs.images import ImageFolder, Picture
 from onefold.inputs.open import Form, form_of, open_source
 from onefold.inputs.source import IndexedSource, Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset, select, split
 from onefold.inputs.table_files import TableFile, TableFrame
-from onefold.inputs.tables import Column, Table
+from onefold.inputs.tables import FAR, Column, Table, TableEncoder
 
 __all__ = [
     "FAR",

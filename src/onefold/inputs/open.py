@@ -11,11 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onefold.core.arguments import check_path
 from onefold.errors import InputError
-from onefold.inputs.array_files import NpyFile, open_npz
-from onefold.inputs.arrays import ArraySource, NamedSource
+from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
-from onefold.inputs.decode import Picture
-from onefold.inputs.images import SUFFIXES, ImageFolder
+from onefold.inputs.images import SUFFIXES, ImageFolder, Picture
 from onefold.inputs.source import Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset
 from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow

@@ -12,7 +12,7 @@ from onefold.core.batches import batch_slices, map_batch, named
 from onefold.core.schema import from_json, to_json
 from onefold.errors import InputError, warn
 from onefold.inputs import Form, LoaderSource, Picture, Table, open_source
-from onefold.inputs.encode import TableEncoder
+from onefold.inputs.tables import TableEncoder
 from onefold.types import ArrayLike, Batch
 
 Kind: TypeAlias = Literal["vectors", "images", "table", "named", "as given"]

@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from onefold.core.batches import batch_length, batch_slices, batch_tensors, concatenate, map_batch, to_device
-from onefold.core.memory import available, human
 from onefold.core.moments import Moments
+from onefold.core.runtime import available, human
 from onefold.errors import InputError, warn
 from onefold.inputs import ArraySource, IndexedSource, NamedSource, Source, form_of, open_source
 from onefold.inputs.reader import Prepare, Reader

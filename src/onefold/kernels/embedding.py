@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from onefold.core.batches import batch_tensors, map_batch
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import LayerError
 from onefold.kernels.stages import Stage, find_stages, mean_of_tokens, stage_taps
 from onefold.nn.modules import (
@@ -202,18 +202,20 @@ def read_places(net: nn.Module, x: Batch, places: Places, *, stages: bool) -> Mo
         return lambda value: values[name].append(prepare(value))
 
     if places.rule == "layer":
-        taps.append(Tap(find_layer(net, places.name), keep("layer")))
+        taps.append(Tap(net.get_submodule(places.name), keep("layer")))
     if places.head is not None:
         prepare = torch.clone if places.rule == "head token" else lambda value: _pool(value, mask)
-        head = find_layer(net, places.head) if places.head else net
+        head = net.get_submodule(places.head)
         taps += [Tap(head, keep("input", prepare), before=True), Tap(head, keep("output"))]
     with evaluation_mode(net), module_calls(net), tapped(taps):
         output = _run(net, inputs, as_timm=places.rule == "pre-logits")
     embedding = (
-        layer_rows(net, find_layer(net, places.name), values["layer"], x)
+        layer_rows(net, net.get_submodule(places.name), values["layer"], x)
         if places.rule == "layer"
         else _read_embedding(places, output, values, mask)
     )
+    if missing := [stage.module for stage, row in zip(places.stages, rows, strict=False) if row.ndim < 2]:
+        raise LayerError(f"{type(net).__name__}: the module {missing[0]} ran for the first batch, and not for this one")
     logits = None
     if places.logits is not None:
         logits = (output["logits"] if places.logits == "output" else values["output"][-1]).float()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from onefold.core.batches import batch_length, batch_tensors, map_batch
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError, LayerError
 from onefold.nn.modules import call, evaluation_mode, to_model
 from onefold.types import Batch

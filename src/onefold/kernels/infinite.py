@@ -14,7 +14,12 @@ from onefold.types import Batch
 
 
 class KernelPair(NamedTuple):
-    """κ, the covariance of the outputs at initialisation (Eq. 24), and Θ, the tangent kernel (Eq. 4)."""
+    """Two kernels of one network at the same pairs of inputs.
+
+    Args:
+        nngp: κ, the covariance of the outputs at initialisation (Eq. 24).
+        ntk: Θ, the tangent kernel (Eq. 4).
+    """
 
     nngp: Float64[Tensor, "..."]
     ntk: Float64[Tensor, "..."]

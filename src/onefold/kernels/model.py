@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_integer
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.core.schema import from_json
 from onefold.errors import InputError, LayerError, OnefoldError
 from onefold.inputs import Picture, Source, form_of
@@ -268,9 +268,10 @@ class ModelFeatures(FeatureProduct):
             x: Inputs.
 
         Returns:
-            Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None: channel means and maxima of each
-            stage of a convolutional network, one token or the mean of tokens at four depths of a transformer, or the
-            hidden layers of an MLP. All are in float32 on the device of `x`, and none is standardised.
+            Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None, in float32 on the device of `x`.
+            None of them is standardised. The stages of a convolutional network are channel means and maxima. Those of a
+            transformer are the class token or the mean over tokens, at four depths. Those of an MLP are its hidden
+            layers.
 
         Raises:
             LayerError: The model's embedding cannot be determined.

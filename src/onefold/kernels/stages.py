@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from onefold.nn.modules import Call, Tap, Trace, find_layer
+from onefold.nn.modules import Call, Tap, Trace
 
 Pool: TypeAlias = Literal["channels", "class token", "tokens", "masked tokens", "input"]
 
@@ -71,7 +71,7 @@ def stage_taps(net: nn.Module, stages: Sequence[Stage], mask: Tensor | None) -> 
         def use(value: Tensor) -> None:
             values[i] = pool_stage(value, stage.pool, mask)
 
-        return Tap(find_layer(net, stage.module), use, stage.pool == "input", stage.call)
+        return Tap(net.get_submodule(stage.module), use, stage.pool == "input", stage.call)
 
     return list(itertools.starmap(tap, enumerate(stages))), values
 
@@ -79,7 +79,7 @@ def stage_taps(net: nn.Module, stages: Sequence[Stage], mask: Tensor | None) -> 
 def pool_stage(value: Float[Tensor, "n *shape"], pool: Pool, mask: Tensor | None) -> Float[Tensor, "n p"]:
     """Return one row per sample, in float32."""
     if pool == "channels":
-        maps = value.flatten(2).float()
+        maps = value.float().contiguous().flatten(2)  # the maximum of channels-last maps takes ten times as long
         return torch.cat([maps.mean(2), maps.amax(2)], 1)
     if pool == "class token":
         return value[:, 0].float()

@@ -216,7 +216,7 @@ def traced(net: nn.Module) -> Iterator[Trace]:
     def record(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         source, value = first_tensor(inputs), first_tensor(output)
         rows = source if source is not None and source.ndim == 2 else None
-        before, after = (() if tensor is None else tuple(tensor.shape) for tensor in (source, value))
+        before, after = _shape_of(source), _shape_of(value)
         call = Call(name, module, counts[name], before, after, rows)
         counts[name] += 1
         trace.calls.append(call)
@@ -235,6 +235,10 @@ def traced(net: nn.Module) -> Iterator[Trace]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _shape_of(value: Tensor | None) -> tuple[int, ...]:
+    return () if value is None or value.is_nested else tuple(value.shape)
 
 
 def read_layer(net: nn.Module, layer: nn.Module, x: Batch, *, before: bool) -> Tensor:

@@ -186,9 +186,13 @@ class Training:
         """Run one step and return the loss."""
         self.optimiser.zero_grad(set_to_none=True)
         losses = losses or self.losses
-        values = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+        if len(losses) == 1:
+            total = self._gradient(losses[0])
+        else:
+            values = side_by_side([functools.partial(self._gradient, loss) for loss in losses], self.device)
+            total = torch.stack(values).sum()
         self.optimiser.step()
-        return values[0] if len(values) == 1 else torch.stack(values).sum()
+        return total
 
     def _gradient(self, loss_function: Loss) -> Tensor:
         """Add the gradient of one loss to the parameters and return its value."""
@@ -303,8 +307,10 @@ def run(
         updates = save_checkpoints(
             training, check_path(checkpoint, "checkpoint"), storage.fingerprint(training.device.type, *identity)
         )
-    for _ in show_updates(updates, training.recipe.steps, label, show):
-        pass
+    with show_progress(label, training.steps, show=show) as display:
+        started = time.monotonic()
+        for update in updates:
+            display.update(update.step, functools.partial(_describe, update, training.steps, started))
     if not all(p.isfinite().all() for p in training.parameters):
         raise TrainingError(f"{label}: training diverged at learning rate {training.recipe.lr:g}. Use a smaller one.")
     return float(training.tail[0] / training.tail[1])

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 
 from onefold.errors import InputError
 from onefold.report.runs_data import RETURN, SUCCESS, RunRecord
-from onefold.report.stats import Finals, Interval, improvement, improvement_interval, iqm, iqm_interval
+from onefold.report.runs_stats import Finals, Interval, improvement, improvement_interval, iqm, iqm_interval
 from onefold.rl.agents import AGENTS
 from onefold.rl.registry import DOOM_VARIANTS, adapt_agent, find_environment
 from onefold.rl.settings import Run

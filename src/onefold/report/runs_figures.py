@@ -32,8 +32,8 @@ from onefold.report.figures import (
 )
 from onefold.report.runs_comparison import AgentRuns, EnvironmentRuns, RunComparison
 from onefold.report.runs_data import RETURN, SUCCESS, RunRecord
+from onefold.report.runs_stats import bin_means, t_half_width
 from onefold.report.runs_tables import format_makers, format_seeds
-from onefold.report.stats import bin_means, t_half_width
 from onefold.rl.registry import DOOM_VARIANTS, has_goal
 from onefold.rl.tasks import STARTS, GameMap, read_map
 from onefold.rl.visit_counts import SLICES

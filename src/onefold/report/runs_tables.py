@@ -11,7 +11,7 @@ from onefold.errors import visible
 from onefold.report.origins import count_origins
 from onefold.report.runs_comparison import AgentRuns, EnvironmentRuns, PairComparison, RunComparison
 from onefold.report.runs_data import RETURN, SUCCESS, RunCollection, RunRecord
-from onefold.report.stats import Interval, bin_means
+from onefold.report.runs_stats import Interval, bin_means
 from onefold.report.tables import (
     NO_VALUE,
     Cell,

@@ -10,7 +10,7 @@ import numpy as np
 
 from onefold.core.storage import write_bytes
 from onefold.errors import InputError, visible
-from onefold.inputs.parquet_rows import import_parquet
+from onefold.inputs.table_files import import_parquet
 
 CHUNK = 65536  # rows converted to text at once
 

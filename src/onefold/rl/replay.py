@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import InputError
 from onefold.rl.agents import ReplaySettings
 

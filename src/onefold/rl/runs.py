@@ -17,8 +17,8 @@ import torch
 from onefold.core import storage
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
+from onefold.core.runtime import interruptible
 from onefold.core.schema import to_json
-from onefold.core.signals import interruptible
 from onefold.core.storage import under_prefix, with_prefix
 from onefold.errors import FileError, InputError, warn
 from onefold.rl.compression import compress

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from onefold.core.memory import available, human, require
+from onefold.core.runtime import available, human, require
 from onefold.errors import FileError
 
 MOST_BYTES = 2**30  # of one file; that of MNIST's train images has 47 million

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from onefold.core.memory import available, human, require
+from onefold.core.runtime import available, human, require
 from onefold.errors import FileError
 
 HEADER = 128  # bytes

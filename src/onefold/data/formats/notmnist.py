@@ -13,8 +13,8 @@ from jaxtyping import Bool, Int64, UInt8
 
 from onefold.data.formats.tar_files import TAR_ERRORS, damaged_archive, is_plain_file, open_tar
 from onefold.errors import FileError, InputError
-from onefold.inputs.decode import ignore_pillow_warnings, to_bytes
-from onefold.inputs.zip_files import ZIP_ERRORS, open_member
+from onefold.inputs.arrays import ZIP_ERRORS, open_member
+from onefold.inputs.images import ignore_pillow_warnings, to_bytes
 
 CLASSES = "ABCDEFGHIJ"
 MEMBER = re.compile(r"(?:.*/)?([A-J])/(?!\.)[^/]+\.png")

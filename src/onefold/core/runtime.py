@@ -1,14 +1,15 @@
-"""Available memory, errors before a computation that would not fit, and the release of freed memory."""
+"""Available memory, errors before a computation that would not fit, and handling of Ctrl-C and similar signals."""
 
+import contextlib
 import ctypes
 import mmap
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
+from typing import Any, Protocol, runtime_checkable
 
 from onefold.errors import NotEnoughMemoryError
 
@@ -16,10 +17,20 @@ TRIM_INTERVAL = 0.2  # seconds
 TRIM_GROWTH = 32 * 2**20  # bytes that the process may grow before its freed memory is released
 
 
-def available(device: torch.device) -> int:
+@runtime_checkable
+class Device(Protocol):
+    """A `torch.device`, described without importing torch."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def available(device: Device) -> int:
     """Return how many bytes a new computation can use on `device`."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        import torch  # loads slowly
+
+        return torch.cuda.mem_get_info(device)[0]  # pyright: ignore[reportArgumentType]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -96,3 +107,60 @@ def malloc_trim() -> Callable[[int], int] | None:
 def resident() -> int:
     """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+TERMINATION_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextlib.contextmanager
+def raise_interrupt_on_termination() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, as on Ctrl-C.
+
+    SIGTERM comes from `timeout`, a scheduler or a container that is stopped, SIGHUP from a terminal that is closed.
+    Signals that are ignored, as under `nohup`, stay ignored.
+    """
+    try:
+        previous = {
+            number: signal.signal(number, signal.default_int_handler)
+            for number in TERMINATION_SIGNALS
+            if _has_default_handler(number)
+        }
+    except ValueError:  # only the main thread can set handlers
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Defer Ctrl-C: yield a function that returns True once it was pressed. A second Ctrl-C raises KeyboardInterrupt.
+
+    The same holds for other signals that raise KeyboardInterrupt. Signals that are ignored stay ignored.
+    """
+    received: list[int] = []
+
+    def record(number: int, _: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    numbers = [s for s in (signal.SIGINT, *TERMINATION_SIGNALS) if signal.getsignal(s) is signal.default_int_handler]
+    try:
+        previous = {number: signal.signal(number, record) for number in numbers}
+    except ValueError:  # only the main thread can set handlers
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _has_default_handler(number: signal.Signals) -> bool:
+    """Return True if the signal would end the process."""
+    return signal.getsignal(number) is signal.SIG_DFL

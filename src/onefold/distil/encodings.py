@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from onefold.core.runtime import available
 from onefold.core.progress import show_progress
+from onefold.core.runtime import available
 from onefold.distil.contexts import Contexts
 from onefold.errors import InputError
 from onefold.nn.augment import UNIFORMS

@@ -1,15 +1,22 @@
 """How long a fit of CSD on 60,000 images takes: a plain eager loop, onefold's captured steps, and compiled ones.
 
     python benchmarks/fit.py [--out FILE.json] [--count 60000] [--size 28] [--steps 2000]
+    python benchmarks/fit.py --on-model [--out FILE.json] [--count 9000]
 
 Images are random; the networks, the batch of 256 and, on a GPU, bfloat16 are the same for all. The plain loop stands
 below, as one would write it without thinking of graphs. Time to capture or compile is stated apart. The floor is what
 a step's operations would take at the rate of a large matrix product, measured here. Without a GPU only the plain loop
 and onefold's own are timed.
+
+With --on-model, it times whole fits of CSD at the default settings on a trained classifier (benchmarks/scoring.py), on
+one core. A fit with the score "combined" runs the classifier on every augmented context. A fit with the default score
+encodes each image and one augmented copy once. CPU seconds of this process stand beside the wall time, because other
+processes hardly change them.
 """
 
 import argparse
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +25,7 @@ import torch
 from torch import Generator
 from torch.utils.flop_counter import FlopCounterMode
 
+from onefold import CSD
 from onefold.core.batches import pick_device
 from onefold.core.provenance import provenance
 from onefold.core.storage import write_json
@@ -32,7 +40,7 @@ from onefold.distil import (
     similarity_loss,
     similarity_model,
 )
-from onefold.kernels import Features
+from onefold.kernels import Features, from_model
 from onefold.nn.augment import UNIFORMS
 from onefold.nn.nets import Prior, Standardise, random_network
 from onefold.nn.train import COMPILED_FROM, Recipe
@@ -116,15 +124,42 @@ def timed(make: Callable[[], Iterator[Any]], x: torch.Tensor, steps: int) -> dic
     return result
 
 
+def fits_on_model(x: torch.Tensor) -> dict[str, Any]:
+    """Seconds of a fit with each score, and their ratio."""
+    from scoring import Classifier
+
+    torch.set_num_threads(1)
+    net = Classifier().eval()
+    kernels = {"combined": from_model(net, "trunk"), "surprisal": from_model(net)}
+    fits: dict[str, dict[str, float]] = {}
+    for name, kernel in kernels.items():
+        CSD(kernel, score=name, recipe=Recipe(steps=5, batch=64)).fit(x[:200])  # pyright: ignore[reportArgumentType]
+        wall, cpu = time.perf_counter(), time.process_time()
+        CSD(kernel, score=name).fit(x)  # pyright: ignore[reportArgumentType]
+        fits[name] = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+        print(name, fits[name], flush=True)
+    shares = {key: fits["surprisal"][key] / fits["combined"][key] for key in ("wall_s", "cpu_s")}
+    return {"fits": fits, "share_of_the_time": shares}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--count", type=int, default=60_000)
+    parser.add_argument("--on-model", action="store_true")
+    parser.add_argument("--count", type=int)
     parser.add_argument("--size", type=int, default=28)
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
     device = pick_device("auto")
-    x = torch.rand(options.count, 1, options.size, options.size, device=device)
+    if options.on_model:
+        warnings.simplefilter("ignore")  # the classifier has learned nothing, and images are random
+        x = torch.rand(options.count or 9000, 1, 28, 28, generator=Generator().manual_seed(0))
+        result = {**provenance(device), "images": len(x), "threads": 1, **fits_on_model(x)}
+        print(result["share_of_the_time"])
+        if options.out is not None:
+            write_json(options.out, result)
+        return
+    x = torch.rand(options.count or 60_000, 1, options.size, options.size, device=device)
     recipe = Recipe(steps=WARM_UP + options.steps, batch=256, lr=1e-3)
     times: dict[str, Any] = {}
     for name, chain in (("train contexts", None), ("augmented contexts", Chain(apply=0.5))):
@@ -139,7 +174,7 @@ def main() -> None:
         floor["captured_over_floor"] = row["onefold, captured"]["step_ms"] / floor["floor_ms"]
         print(f"{name:20} {'floor':32}", {key: round(value, 3) for key, value in floor.items()}, flush=True)
         times[name] = {**row, "floor": floor}
-    settings = {"batch": 256, "images": options.count, "pixels": options.size, "steps": options.steps}
+    settings = {"batch": 256, "images": len(x), "pixels": options.size, "steps": options.steps}
     result = {**provenance(device), **settings, "compiled_by_default_from_steps": COMPILED_FROM, "times": times}
     if options.out is not None:
         write_json(options.out, result)

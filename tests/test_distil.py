@@ -16,6 +16,7 @@ from onefold.distil import (
     Architecture,
     AugmentedContexts,
     Chain,
+    CopiedContexts,
     ExtraContexts,
     Mixture,
     PairKernel,
@@ -281,15 +282,35 @@ def test_mixture_takes_fixed_shares_from_each_source(generator: Generator) -> No
     mixture = Mixture(
         (TrainContexts(), ExtraContexts(torch.ones(5, 2)), ExtraContexts(2 * torch.ones(3, 2))), (2, 1, 1)
     )
-    c = mixture(x, *draws(100, generator))
+    c = mixture(x, torch.arange(100), *draws(100, generator))
     assert [int((c[:, 0] == value).sum()) for value in (0, 1, 2)] == [50, 25, 25]
     for shares in ((1.0,), (1.0, 0.0)):
         with pytest.raises(InputError, match="one positive share"):
             Mixture((TrainContexts(), TrainContexts()), shares)
 
 
+def test_copies_take_the_place_of_their_own_samples(generator: Generator) -> None:
+    x, index = torch.arange(900.0)[:, None].expand(-1, 3), torch.randperm(900, generator=generator)
+    c = CopiedContexts(-x - 1, 0.25)(x[index], index, *draws(900, generator))
+    copied = c[:, 0] < 0
+    assert abs(float(copied.double().mean()) - 0.25) < 0.05
+    torch.testing.assert_close(c, torch.where(copied[:, None], -x[index] - 1, x[index]))
+
+
+def test_stored_features_of_copies_give_the_labels_of_computed_ones(generator: Generator) -> None:
+    x, copies = torch.randn(40, 3, generator=generator), torch.randn(40, 3, generator=generator)
+    contexts, index = CopiedContexts(copies, 0.5), torch.randperm(40, generator=generator)[:12]
+    numbers = draws(12, generator)
+    labels = Labels(Features(torch.relu), x, normalise=True, contexts=contexts)
+    c = contexts(x[index], index, *numbers)
+    stored = labels.context_features(index, *numbers)
+    assert stored is not None
+    torch.testing.assert_close(labels(index, x[index], c, stored), labels(index, x[index], c))
+    assert Labels(Features(torch.relu), x, normalise=True).context_features(index, *numbers) is None
+
+
 def test_extra_contexts_use_all_of_the_data(generator: Generator) -> None:
-    c = ExtraContexts(torch.arange(7.0)[:, None])(torch.zeros(700, 1), *draws(700, generator))
+    c = ExtraContexts(torch.arange(7.0)[:, None])(torch.zeros(700, 1), torch.arange(700), *draws(700, generator))
     counts = torch.bincount(c[:, 0].long(), minlength=7).double()
     assert float(((counts - 100) ** 2 / 100).sum()) < 22.5  # chi-square with 6 degrees of freedom, p = 0.001
 
@@ -380,11 +401,11 @@ def test_each_sample_has_its_own_draw_and_the_share_is_kept(generator: Generator
     x = torch.rand(1, 1, 8, 8, generator=generator).expand(2000, -1, -1, -1)
     _, u = draws(2000, generator)
     contexts = AugmentedContexts(Chain(apply=0.25), 0.0, 1.0)
-    c = contexts(x, torch.zeros(2000, dtype=torch.int64), u)
+    c = contexts(x, torch.arange(2000), torch.zeros(2000, dtype=torch.int64), u)
     changed = (c != x).flatten(1).any(1)
     assert abs(float(changed.double().mean()) - 0.25) < 0.03
     assert len(torch.unique(c[changed].flatten(1), dim=0)) > 0.9 * int(changed.sum())
-    torch.testing.assert_close(contexts(x, torch.zeros(2000, dtype=torch.int64), u), c)
+    torch.testing.assert_close(contexts(x, torch.arange(2000), torch.zeros(2000, dtype=torch.int64), u), c)
 
 
 def test_turns_of_pictures_that_are_not_square_match_scipy() -> None:
@@ -408,5 +429,7 @@ def test_crops_have_the_asked_aspect_and_place() -> None:
 
 def test_a_mixture_gives_every_source_its_own_rows(generator: Generator) -> None:
     x = torch.arange(100.0)[:, None]
-    c = Mixture((ExtraContexts(-torch.ones(5, 1)), TrainContexts()), (1, 1))(x, *draws(100, generator))
+    c = Mixture((ExtraContexts(-torch.ones(5, 1)), TrainContexts()), (1, 1))(
+        x, torch.arange(100), *draws(100, generator)
+    )
     torch.testing.assert_close(c, torch.cat([-torch.ones(50, 1), x[50:]]))

@@ -31,8 +31,8 @@ PACKAGES = [
 PUBLIC = {
     onefold: {
         "CSD", "DeepEnsemble", "Energy", "KNN", "Laplace", "LastLayerGP", "LocalGP", "MCDropout", "Monitor",
-        "OnefoldError", "RND", "SGMCMC", "__version__", "data", "distil", "exact", "kernels", "load", "metrics",
-        "rl", "sklearn",
+        "OnefoldError", "RND", "SGMCMC", "__version__", "choose_detector", "data", "distil", "exact", "kernels", "load",
+        "metrics", "rl", "sklearn",
     },
     kernels: {
         "EmpiricalNTK", "Features", "InfiniteMLP", "KernelPair", "ModelFeatures", "ModelOutputs", "empirical_ntk",
@@ -40,9 +40,9 @@ PUBLIC = {
     },
     exact: {"Gram", "Law", "PrimalGP", "local_bandwidth", "local_variance", "ntk_gp", "reference_ensemble"},
     distil: {
-        "Architecture", "AugmentedContexts", "Chain", "ExtraContexts", "Mixture", "PairKernel", "Similarity",
-        "TrainContexts", "all_pairs", "augment", "contextual_limit", "distil_known_queries", "distillation",
-        "similarity_loss", "similarity_model",
+        "Architecture", "AugmentedContexts", "Chain", "CopiedContexts", "ExtraContexts", "Mixture", "PairKernel",
+        "Similarity", "TrainContexts", "all_pairs", "augment", "contextual_limit", "distil_known_queries",
+        "distillation", "similarity_loss", "similarity_model",
     },
     data: {"Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set"},
     metrics: {

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,7 +32,8 @@ from onefold.errors import OnefoldWarning, warn
 from onefold.inputs import images as image_folder
 from onefold.report import score_page, score_table, thumbnails
 
-QUICK = ("--steps", "4", "--device", "cpu")
+STEPS = ("--steps", "4", "--device", "cpu")
+QUICK = ("--method", "csd", *STEPS)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -318,7 +320,7 @@ def test_detectors_on_a_trained_model(
     method: str, layer: tuple[str, ...], net: Path, home: Path, tmp_path: Path, onefold_: Cli
 ) -> None:
     """Images of a folder are brought to the model's size; every later command needs the model, and the right one."""
-    file, steps = tmp_path / "m.onefold", QUICK if method == "csd" else ()
+    file, steps = tmp_path / "m.onefold", STEPS if method == "csd" else ()
     done = onefold_("fit", home / "images", "-o", file, "--method", method, "--model", net, *layer, *steps)
     assert done.status == 0, done.err
     out = tmp_path / "s.csv"
@@ -339,7 +341,7 @@ def test_detectors_on_a_trained_model(
 
 
 def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_path: Path, onefold_: Cli) -> None:
-    fit = ("fit", home / "images", "-o", tmp_path / "m.onefold", *QUICK)
+    fit = ("fit", home / "images", "-o", tmp_path / "m.onefold", *STEPS)
     one_line(onefold_(*fit, "--model", tmp_path / "none.pt2"), "none.pt2 does not exist")
     one_line(onefold_(*fit, "--model", home / "images.npy"), "images.npy: not a model that torch.export.save wrote")
     one_line(onefold_(*fit, "--model", home / "stiff.pt2"), "batches of 2 only", "dynamic_shapes")
@@ -360,10 +362,31 @@ def test_models_that_cannot_be_used(net: Path, fitted: Path, home: Path, tmp_pat
 # Bad input
 
 
+def test_the_method_is_chosen_by_the_data_and_the_model(net: Path, home: Path, tmp_path: Path, onefold_: Cli) -> None:
+    fit = ("fit", home / "table.csv", "-o", tmp_path / "m.onefold", "--device", "cpu")
+    done = onefold_(*fit)
+    assert done.status == 0
+    assert done.out.startswith("method gp: a table;")
+    one_line(onefold_(*fit, *STEPS[:2]), "--steps: gp is fitted without training", "gp was chosen for these data")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OnefoldWarning)
+        done = onefold_("fit", home / "images", "-o", tmp_path / "i.onefold", "--device", "cpu")
+    assert done.status == 0
+    assert "images without a model. A pretrained encoder is more accurate on photos: pass one with --model" in done.err
+    for role, name in (("encoder", "local-gp"), ("classifier", "csd")):
+        options = ("--model", net, "--role", role, *(STEPS[:2] if role == "classifier" else ()))
+        done = onefold_("fit", home / "images", "-o", tmp_path / f"{role}.onefold", "--device", "cpu", *options)
+        if done.status:  # an exported program without a pair of outputs has no logits
+            one_line(done, "--role: the model has no logits")
+        else:
+            assert done.out.startswith(f"method {name}: ")
+
+
 def test_options_that_do_not_go_together_are_refused_before_the_data_is_read(tmp_path: Path, onefold_: Cli) -> None:
     nowhere = ("fit", tmp_path / "nowhere.npy", "-o", tmp_path / "m.onefold")
     one_line(onefold_(*nowhere, "--method", "gp", "--steps", "5"), "--steps: gp is fitted without training")
     one_line(onefold_(*nowhere, "--method", "knn", "--context", "x.npy"), "--context: only csd uses it")
+    one_line(onefold_(*nowhere, "--role", "encoder"), "--role: ", "Name the model with --model")
     one_line(onefold_(*nowhere, "--fpr", "2"), "--fpr: must be a number in (0, 1), not 2.0")
     one_line(onefold_(*nowhere, "--steps", "0"), "--steps: must be an integer of at least 1, not 0")
     one_line(onefold_(*nowhere, "--seed", "-1"), "--seed: must be an integer")
@@ -645,7 +668,7 @@ def test_a_killed_fit_resumes_to_the_same_detector(method: str, home: Path, tmp_
 
 
 def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path, onefold_: Cli) -> None:
-    part, fit = tmp_path / "m.onefold.part", ("fit", home / "images.npy", "-o", tmp_path / "m.onefold", "--steps", "4")
+    part, fit = tmp_path / "m.onefold.part", ("fit", home / "images.npy", "-o", tmp_path / "m.onefold", *QUICK[:4])
     interrupted = subprocess.run(
         [sys.executable, "-c", KILLED, *map(str, fit)], env=ENVIRONMENT, check=False, capture_output=True
     )
@@ -665,7 +688,8 @@ def test_a_state_of_another_run_is_never_used_or_lost(home: Path, tmp_path: Path
 def test_control_c_leaves_a_state_and_no_broken_file(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "onefold.cli", "fit", home / "table.csv", "-o", tmp_path / "m.onefold"]
     process = subprocess.Popen(
-        [*command, "--steps", "1000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*command, "--method", "csd", "--steps", "1000000"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )  # fmt: skip
     part = tmp_path / "m.onefold.part"
@@ -820,7 +844,7 @@ from onefold.cli import main
 onefold.inputs.samples.CPU_BUDGET = 8 * 2**20
 peaks = []
 for data in sys.argv[2:]:
-    fit = ["fit", data, "-o", sys.argv[1] + "/m.onefold", "--steps", "2", "--device", "cpu"]
+    fit = ["fit", data, "-o", sys.argv[1] + "/m.onefold", "--method", "csd", "--steps", "2", "--device", "cpu"]
     assert main(fit) == 0
     assert main(["score", sys.argv[1] + "/m.onefold", data, "-o", sys.argv[1] + "/s.csv"]) == 0
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

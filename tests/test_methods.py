@@ -17,7 +17,7 @@ from torch import Generator, nn
 import onefold
 from onefold import metrics
 from onefold.detectors import METHODS
-from onefold.detectors.csd import CSDScorer
+from onefold.detectors.csd_scorer import CSDScorer
 from onefold.detectors.members import entropy, mutual_information, variance
 from onefold.detectors.registry import by_command
 from onefold.distil import Architecture, Chain
@@ -348,7 +348,8 @@ def test_what_all_encodings_have_in_common_does_not_count() -> None:
 
     def fitted(times: float, plus: float, centred: bool | None = None) -> onefold.CSD:
         kernel = from_model(Moved(times, plus), width=128)
-        return onefold.CSD(kernel, centred=centred, recipe=SHORT, architecture=SMALL, device="cpu").fit(x)
+        csd = onefold.CSD(kernel, centred=centred, score="combined", recipe=SHORT, architecture=SMALL, device="cpu")
+        return csd.fit(x)
 
     def alike(detector: onefold.CSD) -> float:
         scorer = detector.state.scorer
@@ -623,7 +624,8 @@ def test_the_scale_of_the_variance_is_that_of_the_features(x: np.ndarray) -> Non
 def test_the_share_of_augmented_contexts_is_the_one_asked_for() -> None:
     csd = fit("CSD", pictures(40, 8, 8), augment=0.7)
     state = csd.state
-    assert csd._contexts(state.reader, None, state.prepare).chain == Chain(apply=0.7)
+    problem = csd._problem(state.scorer, state.reservoir, state, None)
+    assert problem.contexts.chain == Chain(apply=0.7)
 
 
 def test_training_drops_other_units_for_every_sample() -> None:

@@ -8,6 +8,7 @@ from onefold.errors import OnefoldError
 if TYPE_CHECKING:
     from onefold import data, distil, exact, kernels, metrics, rl, sklearn
     from onefold.detectors import CSD, KNN, RND, SGMCMC, DeepEnsemble, Energy, Laplace, LastLayerGP, LocalGP, MCDropout
+    from onefold.detectors.choose import choose_detector
     from onefold.detectors.load import load
     from onefold.monitor import Monitor
 
@@ -27,6 +28,7 @@ __all__ = [
     "Monitor",
     "OnefoldError",
     "__version__",
+    "choose_detector",
     "data",
     "distil",
     "exact",
@@ -38,16 +40,19 @@ __all__ = [
 ]
 
 _MODULES = {"data", "distil", "exact", "kernels", "metrics", "nn", "rl", "sklearn"}
+_FUNCTIONS = {
+    "Monitor": "onefold.monitor",
+    "choose_detector": "onefold.detectors.choose",
+    "load": "onefold.detectors.load",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a module or class on first use, so that `import onefold` does not load torch."""
     if name in _MODULES:
         return importlib.import_module(f"onefold.{name}")
-    if name == "load":
-        return importlib.import_module("onefold.detectors.load").load
-    if name == "Monitor":
-        return importlib.import_module("onefold.monitor").Monitor
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name in __all__:
         return getattr(importlib.import_module("onefold.detectors"), name)
     raise AttributeError(f"module 'onefold' has no attribute {name!r}")

@@ -157,7 +157,7 @@ def _build_rnd(unit: Unit, augment: Augmentation) -> Fit:
 def _build_last_layer_gp(unit: Unit, augment: Augmentation) -> Fit:
     del augment
     x, _ = _training_data(unit)
-    gp = LastLayerGP(seed=unit.seed)
+    gp = LastLayerGP(score="combined", seed=unit.seed)
     return lambda: gp.fit(x)
 
 
@@ -179,6 +179,7 @@ def _build_csd(
         full_ntk_of(x, unit.preset, unit.seed) if full_ntk else None,
         augment=share,
         centred=centred,
+        score="combined",
         recipe=unit.preset.recipe(unit.rate("csd"), warmup=True),
         architecture=replace(_architecture(unit), **changes),
         seed=unit.seed,
@@ -206,13 +207,14 @@ def _build_csd_on_classifier(unit: Unit, augment: Augmentation, *, share: float)
     x = with_channels(_training_data(unit)[0])
     kernel = from_model(load_or_train_classifier(unit, augment), DENSE_INPUT, seed=unit.seed, capturable=True)
     recipe = unit.preset.recipe(unit.rate("csd_on_classifier"), warmup=True)
-    csd = CSD(kernel, augment=share, recipe=recipe, architecture=_architecture(unit), seed=unit.seed)
+    csd = CSD(kernel, augment=share, score="combined", recipe=recipe, architecture=_architecture(unit), seed=unit.seed)
     return lambda: csd.fit(x, progress=False)
 
 
 def _build_gp_on_classifier(unit: Unit, augment: Augmentation) -> Fit:
     x, net = with_channels(_training_data(unit)[0]), load_or_train_classifier(unit, augment)
-    return lambda: LastLayerGP(from_model(net, DENSE_INPUT, seed=unit.seed), seed=unit.seed).fit(x)
+    kernel = from_model(net, DENSE_INPUT, seed=unit.seed)
+    return lambda: LastLayerGP(kernel, score="combined", seed=unit.seed).fit(x)
 
 
 def _build_knn_on_classifier(unit: Unit, augment: Augmentation, *, layer: str = DENSE_INPUT) -> Fit:

@@ -9,29 +9,31 @@ from typing import Any, NamedTuple
 from onefold.cli.console import print_lines
 from onefold.cli.diagnose import describe_contents
 from onefold.cli.files import check_outputs, max_count, with_progress, write_skipped
-from onefold.cli.jobs import FIT_METHODS, Fit
+from onefold.cli.jobs import AUTO, FIT_METHODS, Fit
 from onefold.core import storage
-from onefold.core.arguments import check_choice
-from onefold.core.batches import batch_length
+from onefold.core.arguments import check_choice, check_integer
+from onefold.core.batches import batch_length, check_seed, pick_device
 from onefold.core.progress import show_spinner, track_progress
 from onefold.core.runtime import trim_memory
 from onefold.detectors.alarm import check_rate, min_calibration_samples
 from onefold.detectors.base import Detector
-from onefold.detectors.registry import by_command
-from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument
+from onefold.detectors.choose import explain_choice
+from onefold.detectors.registry import METHODS, MethodInfo, by_command
+from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument, warn
 from onefold.inputs import ImageFolder, Picture, Source, form_of, open_source, split
-from onefold.kernels import from_model
+from onefold.kernels import ModelFeatures, from_model
 from onefold.kernels.model import check_model_accepts_data, picture_for
 from onefold.nn.programs import load_program
 from onefold.nn.train import CHECKPOINT
-from onefold.types import Model
+from onefold.types import Kernel
 
 CALIBRATION_SHARE = 0.2  # of the data, if --calibrate is not used
 BATCH = 64  # samples per step when samples are only counted
+PRETRAINED = "pass one with --model, without internet access the folder of a model"
 
 
 class Sources(NamedTuple):
-    """Data of a fit with progress displays, and the opened sources behind them."""
+    """Data of a fit, the last two with progress displays, and the opened sources behind them."""
 
     train: Source
     calibration: Source
@@ -56,28 +58,31 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     """
     model_path = job.model.model
     model = None if model_path is None else load_program(model_path)
-    detector = make_detector(job, model)
+    check_options(job)
+    kernel = None if model is None else from_model(model, job.model.layer)
+    detector, notes = None if job.method == AUTO else make_detector(job, kernel), []
     check_outputs([job.out], [job.data, job.training.context, job.calibration.calibrate, model_path])
-    keywords: dict[str, Any] = {}
-    if by_command(job.method).trains:
+    if detector is None or METHODS[type(detector).__name__].trains:
         check_checkpoint(job.checkpoint)
-        keywords["checkpoint"] = job.checkpoint
     sources = open_sources(job, None if model is None else picture_for(model))
     if model_path is not None:
-        check_model_accepts_data(model_path, detector.kernel, sources.train, job.data)
+        check_model_accepts_data(model_path, kernel, sources.train, job.data)
+    if detector is None:
+        detector, notes = choose(job, sources.train, kernel)
+    keywords: dict[str, Any] = {"checkpoint": job.checkpoint} if METHODS[type(detector).__name__].trains else {}
     check_count(sources.calibration, job)
     if sources.context is not None:
         keywords["context"] = sources.context
     with renamed_argument("x", job.data), warnings.catch_warnings():
         warnings.simplefilter("ignore", DiagnosisWarning)  # the whole diagnosis is printed after the fit
-        detector.fit(sources.train, **keywords)
+        detector.fit(with_progress(sources.train, "reading"), **keywords)
     with renamed_argument("x", job.calibration.calibrate or job.data):
         detector.calibrate(sources.calibration, job.calibration.fpr)
     detector.save(job.out, samples=job.samples)
     if "checkpoint" in keywords:
         job.checkpoint.unlink(missing_ok=True)
     assert detector.alarm is not None
-    notes = [
+    notes += [
         f"fitted on {detector.state.samples_seen:,} samples, calibrated on {len(detector.alarm.scores):,}: threshold "
         f"{detector.threshold:.4g}, exceeded by {job.calibration.fpr:.2%} of familiar inputs",
         describe_contents(detector, samples=job.samples).message,
@@ -86,29 +91,66 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     return detector, notes
 
 
-def make_detector(job: Fit, model: Model | None) -> Any:
-    """Return the unfitted detector; raise InputError for options that exclude each other."""
+def check_options(job: Fit) -> None:
+    """Raise InputError for options that exclude each other. Call before reading the data."""
     check_rate(job.calibration.fpr)
-    method = by_command(check_choice(job.method, "method", FIT_METHODS))
-    steps, training = job.training.steps, job.training
-    if training.context is not None and method.command != "csd":
-        raise InputError(f"only csd uses it (--method is {method.command})", argument="context", hint="Leave it out.")
-    if model is not None and not method.accepts_kernel:
+    check_choice(job.method, "method", (AUTO, *FIT_METHODS))
+    for name, value in (("layer", job.model.layer), ("role", job.model.role)):
+        if value is not None and job.model.model is None:
+            raise InputError(f"a {name} belongs to a model", argument=name, hint="Name the model with --model.")
+    if job.method != AUTO:
+        check_method_options(job, by_command(job.method), f"--method is {job.method}")
+    check_seed(job.training.seed)
+    pick_device(job.training.device)
+    if job.training.steps is not None:
+        check_integer(job.training.steps, "steps")
+
+
+def check_method_options(job: Fit, method: MethodInfo, which: str) -> None:
+    """Raise InputError for options that the method does not use; `which` describes it in messages."""
+    if job.training.context is not None and method.command != "csd":
+        raise InputError(f"only csd uses it ({which})", argument="context", hint="Leave it out.")
+    if job.model.model is not None and not method.accepts_kernel:
         others = [name for name in FIT_METHODS if by_command(name).accepts_kernel]
         raise InputError(
             f"{method.command} cannot use a model", argument="model", hint=f"Use one of {', '.join(others)}."
         )
-    if job.model.layer is not None and model is None:
-        raise InputError("a layer belongs to a model", argument="layer", hint="Name the model with --model.")
-    if steps is not None and not method.trains:
-        raise InputError(f"{method.command} is fitted without training", argument="steps", hint="Leave it out.")
-    keywords: dict[str, Any] = {"seed": training.seed, "device": training.device}
-    if model is not None:
-        keywords["kernel"] = from_model(model, job.model.layer)
-    detector: Any = method.detector_class(**keywords)
+    if job.model.role is not None and job.method not in (AUTO, "csd"):
+        raise InputError(f"only csd uses it ({which})", argument="role", hint="Leave it out.")
+    if job.training.steps is not None and not method.trains:
+        raise InputError(
+            f"{method.command} is fitted without training ({which})", argument="steps", hint="Leave it out."
+        )
+
+
+def make_detector(job: Fit, kernel: Kernel | None) -> Any:
+    """Return the unfitted detector of the method that the user named."""
+    keywords: dict[str, Any] = {"seed": job.training.seed, "device": job.training.device}
+    if kernel is not None:
+        keywords["kernel"] = kernel
+    if job.model.role is not None:
+        keywords["role"] = job.model.role
+    detector: Any = by_command(job.method).detector_class(**keywords)
+    set_steps(detector, job.training.steps)
+    return detector
+
+
+def choose(job: Fit, train: Source, kernel: ModelFeatures | None) -> tuple[Any, list[str]]:
+    """Return the detector that suits data and model, and the line that says why; warn if something is better."""
+    with renamed_argument("x", job.data):
+        choice = explain_choice(train, kernel, role=job.model.role, seed=job.training.seed, device=job.training.device)
+    method = METHODS[type(choice.detector).__name__]
+    check_method_options(job, method, f"{method.command} was chosen for these data; name another with --method")
+    set_steps(choice.detector, job.training.steps)
+    if choice.advice:
+        warn(f"{job.data}: {choice.advice}: {PRETRAINED}.")
+    return choice.detector, [f"method {method.command}: {choice.reason}"]
+
+
+def set_steps(detector: Any, steps: int | None) -> None:
+    """Set the number of training steps, with at most a quarter of them for the warm-up."""
     if steps is not None:
         detector.recipe = replace(detector.recipe, steps=steps, warmup=min(detector.recipe.warmup, steps // 4))
-    return detector
 
 
 def check_checkpoint(path: Path) -> None:
@@ -134,7 +176,7 @@ def open_sources(job: Fit, picture: Picture | None) -> Sources:
             deque(track_progress(data.batches(BATCH), max_count(data), "looking at images"), maxlen=0)
         data, calibration = split(data, CALIBRATION_SHARE, job.training.seed)
     context = None if context is None else with_progress(context, "reading contexts")
-    return Sources(with_progress(data, "reading"), with_progress(calibration, "calibrating"), context, opened)
+    return Sources(data, with_progress(calibration, "calibrating"), context, opened)
 
 
 def check_count(calibration: Source, job: Fit) -> None:

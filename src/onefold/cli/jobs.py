@@ -15,7 +15,10 @@ from onefold.detectors.registry import METHODS, by_command
 FIT_METHODS = tuple(
     method.command for method in METHODS.values() if not (method.needs_labels or method.needs_classifier)
 )
-METHOD_HELP = " ".join(f"{command}: {by_command(command).summary}." for command in FIT_METHODS)
+AUTO = "auto"
+METHOD_HELP = f"{AUTO}: the method that suits DATA and the model. " + " ".join(
+    f"{command}: {by_command(command).summary}." for command in FIT_METHODS
+)
 
 
 class Job(ABC):
@@ -109,6 +112,8 @@ class ModelOptions:
     """Model that torch.export.save wrote. Images are passed as [N, C, H, W] in [0, 1]."""
     layer: Annotated[str | None, _option("NAME", "default: what the model returns")] = None
     """Layer whose output is the embedding."""
+    role: Annotated[Literal["classifier", "encoder"] | None, _option("{classifier,encoder}")] = None
+    """Whether the model's outputs are logits of the classes of DATA; by default decided by how sure it is of DATA."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class Fit(Job):
     """Familiar data."""
     out: Annotated[Path, OutFile]
     """Detector file to write, such as model.onefold."""
-    method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(FIT_METHODS) + "}", help=METHOD_HELP)] = "csd"
+    method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join((AUTO, *FIT_METHODS)) + "}", help=METHOD_HELP)] = AUTO
     samples: bool = True
     """Keep up to 5,000 raw training samples in the file, for reports, diagnose and updates; or none."""
     model: ModelOptions = field(default_factory=ModelOptions)

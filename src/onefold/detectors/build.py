@@ -63,7 +63,13 @@ def set_standardisation(scorer: nn.Module, statistics: Standardise) -> None:
 
 
 def feature_map(
-    spec: Spec, kernel: Kernel | None, width: int, generator: Generator | None, *, centre: int | None = None
+    spec: Spec,
+    kernel: Kernel | None,
+    width: int,
+    generator: Generator | None,
+    *,
+    centre: int | None = None,
+    channels: tuple[int, ...] = CHANNELS,
 ) -> FeatureMap:
     """Return the feature map of a kernel, or of a random network if there is none.
 
@@ -73,13 +79,14 @@ def feature_map(
         width: Width of the random network.
         generator: Draws the random network; None leaves it on the meta device.
         centre: Size of the vector that is subtracted from the features, or None.
+        channels: Channels of the random network's convolutional stages, for images.
     """
     offset = None if centre is None else _empty(centre, meta=generator is None)
     if isinstance(kernel, ModelFeatures):
         return EncoderFeatures(kernel, offset)
     if kernel is not None:
         return KernelLabels(kernel)
-    network = random_network(spec.inputs, generator, channels=CHANNELS, hidden=(width,))
+    network = random_network(spec.inputs, generator, channels=channels, hidden=(width,))
     return RandomFeatures(Prior(initial_standardise(spec.inputs, meta=generator is None), network), offset)
 
 

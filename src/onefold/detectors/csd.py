@@ -3,7 +3,8 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,99 +19,65 @@ from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.base import DIAGNOSED, Detector, ExportMixin, VarianceMixin
 from onefold.detectors.build import (
     Spec,
-    Summary,
     check_kernel,
     feature_map,
     initial_standardise,
     set_standardisation,
     streams,
 )
-from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity
+from onefold.detectors.csd_scorer import (
+    ROLES,
+    SLICE,
+    CSDScorer,
+    CSDSpec,
+    CSDSummary,
+    Role,
+    default_score,
+    measure_fit,
+)
+from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity, logits_used
 from onefold.detectors.state import DetectorState
 from onefold.detectors.streaming import all_samples, balanced_samples, update_recipe
-from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
+from onefold.detectors.variance_scorer import MODEL_SCORES, ModelScore
 from onefold.distil import (
     Architecture,
     AugmentedContexts,
     Chain,
+    CopiedContexts,
     ExtraContexts,
     Mixture,
-    Similarity,
     TrainContexts,
     distillation,
     similarity_model,
 )
 from onefold.distil.contexts import Contexts
+from onefold.distil.encodings import Encodings, encode_samples, fits_in_memory
+from onefold.distil.fit import Encoded
 from onefold.distil.parallel import is_distributed, parallel_distillation, run_distributed
 from onefold.errors import InputError
 from onefold.exact.primal import last_layer_share
 from onefold.inputs.reader import Reader
 from onefold.inputs.reservoir import Reservoir, capacity_for, shuffle_values
-from onefold.inputs.samples import CPU_BUDGET, HELD_OUT, InMemorySamples, Samples, TrainData, hold_out, read_train_data
+from onefold.inputs.samples import (
+    CPU_BUDGET,
+    HELD_OUT,
+    InMemorySamples,
+    Samples,
+    TrainData,
+    hold_out,
+    read_train_data,
+)
 from onefold.kernels import ModelFeatures
-from onefold.kernels.feature_maps import FeatureMap, encoder_centre
+from onefold.kernels.feature_maps import STAGE_WIDTH, FeatureMap, StageFeatures, encoder_centre, stage_outputs
 from onefold.metrics import rank_correlation
 from onefold.nn.nets import Standardise, finished
 from onefold.nn.train import Recipe, run
-from onefold.types import ArrayLike, Batch, Kernel
+from onefold.types import ArrayLike, Batch, Indexable, Kernel
 
 PRIOR_WIDTH = 256
 STATISTICS = 4096  # samples for the centre and the standardisation of encodings
+CONFIDENT = 0.5  # least mean of the largest softmax probability of a classifier on data of its own classes
 AUGMENT = 0.5  # default share of augmented contexts for images
-SLICE = 64  # samples per forward pass; images may be large
-
-
-@dataclass(frozen=True, kw_only=True)
-class CSDSpec(Spec):
-    """Settings of `CSD`, and the size of the vector that is subtracted from features or encodings, if any."""
-
-    augment: float | None
-    centred: bool | None
-    score: Score
-    recipe: Recipe
-    architecture: Architecture
-    centre: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CSDSummary(Summary):
-    """Measurements of a fit or an update.
-
-    Args:
-        loss: Mean loss over the last tenth of the steps.
-        explained: Share of the kernel's variance over pairs of training samples that the regression explains.
-        dissimilarity: Mean of 1 − Θ(x, x′)/Θ(x, x) over pairs of training samples.
-        since_reset: Samples of updates since the fit or the last reset of φ and ψ.
-        resets: Number of resets since the fit.
-    """
-
-    loss: float = math.nan
-    explained: float = 0.0
-    dissimilarity: float = 0.0
-    since_reset: int = 0
-    resets: int = 0
-
-
-class CSDScorer(VarianceScorer):
-    """Variance of Eq. 12 from the networks φ and ψ and the prior features φ₀."""
-
-    def __init__(self, model: Similarity, features: FeatureMap, kind: Score) -> None:
-        super().__init__(features, kind)
-        self.model = model
-
-    @property
-    def networks(self) -> nn.Module:
-        """The trained networks, φ and ψ."""
-        return self.model
-
-    def parts(self, x: Any) -> tuple[Tensor, Tensor]:
-        """Return 1 − g(x, x)/Θ(x, x) and Θ(x, x)."""
-        z = self.map.encode(x)
-        scale = self.map.scale(z)
-        if self.model.normalise:
-            return self.model.gap(z).clamp(min=0), scale
-        tiny = torch.finfo(torch.float32).tiny
-        return (1 - self.model.confidence(z) / scale.clamp(min=tiny)).clamp(min=0), scale
 
 
 class CSD(VarianceMixin, Detector, ExportMixin):
@@ -122,11 +89,17 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         kernel: Kernel that gives the labels. By default the last-layer kernel of a random network that suits the data
             (Eq. 14). With kernels.from_model(model), φ and ψ are small heads on a frozen trained model.
         augment: Share of contexts that the paper's augmentations change; for images only. By default 0.5 for images.
-        centred: Subtract the mean over the training data from the features (half of it from a model's encodings), so
-            that samples are less similar to each other. By default for images and trained models. False is Eq. 14.
-        score: What `score(x)` returns: "variance" (Eq. 12), "relative", the variance divided by its prior, or
-            "combined", the larger of the two in standard deviations of held-out data, for which a tenth of the training
-            data is held out.
+        centred: Subtract the mean over the training data from the features, so that samples are less similar to each
+            other. By default for images and trained models. Encodings of a model, which all scores but "surprisal" use,
+            keep half of their mean. False is Eq. 14.
+        score: What `score(x)` returns. "variance" is Eq. 12. "relative" is the variance divided by its prior.
+            "combined" is the larger of the two in standard deviations of held-out data. "surprisal", for a model, adds
+            the variance on its pooled stages to the energy of its logits, see
+            `detectors.variance_scorer.SurprisalScore`. The default is "surprisal" with kernels.from_model(model) if no
+            layer is named, else "combined". For both, a tenth of the training data is held out.
+        role: What the model is, for the score "surprisal": "classifier" if its logits are of the classes of these data,
+            "encoder" if not. By default it counts as a classifier if the mean of its largest softmax probability over
+            the training data is at least ½.
         recipe: Steps, batch size and learning rate.
         architecture: Sizes of φ and ψ.
         seed: Seed of all random numbers.
@@ -146,7 +119,8 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         *,
         augment: float | None = None,
         centred: bool | None = None,
-        score: Score = "combined",
+        score: ModelScore | None = None,
+        role: Role | None = None,
         recipe: Recipe | None = None,
         architecture: Architecture | None = None,
         seed: int = 0,
@@ -158,7 +132,18 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         self.kernel = kernel
         self.augment = None if augment is None else check_number(augment, "augment", 0, 1, closed="both")
         self.centred = None if centred is None else bool(centred)
-        self.score_kind: Score = check_choice(score, "score", SCORES)
+        self.score_kind: ModelScore = check_choice(score or default_score(kernel), "score", MODEL_SCORES)
+        if self.score_kind == "surprisal" and not isinstance(kernel, ModelFeatures):
+            raise InputError(
+                "surprisal needs a model", argument="score", hint="Pass kernel=kernels.from_model(model) with it."
+            )
+        self.role: Role | None = None if role is None else check_choice(role, "role", ROLES)
+        if role is not None and self.score_kind != "surprisal":
+            raise InputError(
+                f"the score {self.score_kind} does not use it",
+                argument="role",
+                hint='Leave it out, or use "surprisal".',
+            )
         self.recipe = check_instance(recipe or Recipe(steps=2000, batch=64, lr=3e-3, warmup=100), "recipe", Recipe)
         self.architecture = check_instance(architecture or Architecture(), "architecture", Architecture)
         self.seed = check_seed(seed)
@@ -195,16 +180,26 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         """
         data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         train, held_out = data.samples, None
-        if self.score_kind == "combined":
+        if self.score_kind in ("combined", "surprisal"):
             train, held_out = hold_out(data.samples, self.seed, self.device)
         extra = self._read_context(data.reader, context)
-        contexts = self._contexts(data.reader, extra, data.prepare)
-        spec, scorer = self._initial_scorer(data, train)
+        self._augmented_share(data.reader)  # raises before the work starts
+        encodings, complete = None, False
+        if isinstance(self.kernel, ModelFeatures) and self.score_kind == "surprisal":
+            stages, _ = stage_outputs(self.kernel, train[torch.arange(min(2, len(train)), device=self.device)])
+            complete = self._keeps_encodings(stages.shape[1], len(train), data.reader, self.recipe)
+            encodings = self._encode(self.kernel, train, data.reader, progress, complete=complete)
+            spec, scorer = self._initial_stage_scorer(self.kernel, encodings)
+        else:
+            spec, scorer = self._initial_scorer(data, train)
+        problem = self._problem(scorer, train, data, extra, encodings if complete else None)
+        confidence = 0.0 if encodings is None else encodings.confidence
+        del encodings  # `problem` has standardised ones
         settings = {**self.settings, "recipe": asdict(self.recipe), "architecture": asdict(self.architecture)}
         identity = [settings, len(train), *named(data.reservoir.samples).values(), *named(held_out).values()]
         identity += [] if extra is None else [extra.seen, *named(extra.samples).values()]
         loss = self._train(
-            scorer, train, contexts, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
+            scorer, train, problem, self.recipe, checkpoint=checkpoint, identity=identity, progress=progress
         )
         finished(scorer, self.device)
         held_out_reservoir = Reservoir(HELD_OUT, self.seed)
@@ -213,7 +208,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             scorer,
             spec,
             self.device,
-            summary=CSDSummary(loss=loss),
+            summary=CSDSummary(loss=loss, confidence=confidence),
             reservoir=data.reservoir.remove(held_out),
             held_out=held_out_reservoir if held_out is None else held_out_reservoir.add(held_out),
         )
@@ -269,10 +264,16 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         else:
             recipe, make_samples = update_recipe(self.recipe, stream.new_count), balanced_samples
         train = make_samples(stream.reservoir, stream.new, state.prepare, self.device)
-        contexts = self._contexts(state.reader, self._read_context(state.reader, context), state.prepare)
-        loss = self._train(scorer, train, contexts, recipe, progress=progress, seed=stream.reservoir.seen)
+        extra = self._read_context(state.reader, context)
+        features, encodings = scorer.map, None
+        if isinstance(features, StageFeatures) and self._keeps_encodings(
+            len(features.standardise.mean), len(train), state.reader, recipe
+        ):
+            encodings = self._encode(features.kernel, train, state.reader, progress)
+        problem = self._problem(scorer, train, state, extra, encodings)
+        loss = self._train(scorer, train, problem, recipe, progress=progress, seed=stream.reservoir.seen)
         finished(scorer, self.device)
-        summary = CSDSummary(loss=loss, since_reset=since_reset, resets=resets)
+        summary = CSDSummary(loss=loss, since_reset=since_reset, resets=resets, confidence=summary.confidence)
         self._finish(
             replace(state, scorer=scorer, reservoir=stream.reservoir, held_out=stream.held_out, summary=summary), train
         )
@@ -281,15 +282,22 @@ class CSD(VarianceMixin, Detector, ExportMixin):
     def build(self, spec: CSDSpec, *, meta: bool = False) -> CSDScorer:
         """Return φ, ψ and the feature map: with initial weights, or on the meta device."""
         prior_stream, model_stream, _ = streams(spec.seed, 3, meta=meta)
-        features = feature_map(spec, self.kernel, PRIOR_WIDTH, prior_stream, centre=spec.centre)
         first = initial_standardise(spec.inputs, meta=meta)
-        return CSDScorer(similarity_model(spec.inputs, first, spec.architecture, model_stream), features, spec.score)
+        if spec.score == "surprisal":
+            assert isinstance(self.kernel, ModelFeatures)
+            centre = None if spec.centre is None else torch.zeros(spec.centre, device="meta" if meta else "cpu")
+            features: FeatureMap = StageFeatures(self.kernel, first, centre)
+            first = nn.Identity()  # stages are standardised once for both networks
+        else:
+            features = feature_map(spec, self.kernel, PRIOR_WIDTH, prior_stream, centre=spec.centre)
+        model = similarity_model(spec.inputs, first, spec.architecture, model_stream)
+        return CSDScorer(model, features, spec.score, classes=spec.classes)
 
     def restore_state(self, state: DetectorState, alarm: AnyAlarm | None) -> None:
         """Set the state of a detector from a file."""
         summary = _summary(state)
-        if min(summary.since_reset, summary.resets) < 0:
-            raise ValueError("negative number of samples or resets")
+        if min(summary.since_reset, summary.resets) < 0 or not 0 <= summary.confidence <= 1:
+            raise ValueError("negative number of samples or resets, or no probability")
         super().restore_state(state, alarm)
 
     def _initial_scorer(self, data: TrainData, train: Samples) -> tuple[CSDSpec, CSDScorer]:
@@ -313,11 +321,60 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             scorer.map.centre = centre
         return spec, scorer
 
+    def _encode(
+        self, kernel: ModelFeatures, train: Samples, reader: Reader, progress: bool | None, *, complete: bool = True
+    ) -> Encodings:
+        """Return raw stages of all samples and, for images, of one augmented copy of each; else of 4,096 samples."""
+        copies, count = None, len(train) if complete else min(len(train), STATISTICS)
+        if complete and self._augmented_share(reader):
+            copies = AugmentedContexts(Chain(apply=1.0), reader.low, reader.high)
+        return encode_samples(
+            partial(stage_outputs, kernel),
+            train,
+            torch.arange(count, device=self.device),
+            copies=copies,
+            generator=generators(self.seed, 4)[3],
+            size=reader.batch_size,
+            show=progress,
+        )
+
+    def _keeps_encodings(self, width: int, count: int, reader: Reader, recipe: Recipe) -> bool:
+        """Return True if encodings are computed once: if each is used, they fit into memory, and one process trains."""
+        copies = 2 if self._augmented_share(reader) else 1
+        used = recipe.steps * recipe.batch >= count
+        return used and not is_distributed() and fits_in_memory(width, copies * count, self.device)
+
+    def _initial_stage_scorer(self, kernel: ModelFeatures, encodings: Encodings) -> tuple[CSDSpec, CSDScorer]:
+        """Return the spec for these raw stages and logits, and the scorer before training."""
+        width = None if self.centred is False else kernel.settings["width"] or STAGE_WIDTH
+        spec = CSDSpec(
+            **self.settings, inputs=(encodings.samples.shape[1],), centre=width, classes=self._count_classes(encodings)
+        )
+        scorer = self.build(spec).to(self.device)
+        set_standardisation(scorer, Standardise.of(encodings.samples))
+        features = scorer.map
+        assert isinstance(features, StageFeatures)
+        if width is not None:
+            parts = features.standardise(encodings.samples).split(STATISTICS)
+            sums = [features.random_layer(part).sum(0, dtype=torch.float64) for part in parts]
+            features.centre = (torch.stack(sums).sum(0) / len(encodings.samples)).float()
+        return spec, scorer
+
+    def _count_classes(self, encodings: Encodings) -> int | None:
+        """Return the number of logits if they are of the classes of these data, else None; see `role`."""
+        classes = encodings.classes
+        if self.role == "classifier" and (classes or 0) < 2:
+            raise InputError(
+                "the model has no logits of at least 2 classes", argument="role", hint='Pass role="encoder".'
+            )
+        if classes is None or classes < 2 or self.role == "encoder":
+            return None
+        return classes if self.role == "classifier" or encodings.confidence >= CONFIDENT else None
+
     def _reset(self, scorer: CSDScorer, spec: Spec, resets: int) -> None:
         """Replace φ and ψ by new networks behind the same standardisation; each reset has a seed of its own."""
         seed = int(np.random.SeedSequence([self.seed, resets]).generate_state(1)[0])
-        statistics = next(module for module in scorer.model.modules() if isinstance(module, Standardise))
-        first = copy.deepcopy(statistics).to("cpu")
+        first = copy.deepcopy(next(iter(scorer.model.phi.children()))).to("cpu")
         model = similarity_model(spec.inputs, first, self.architecture, generators(seed, 3)[1])
         scorer.model = model.to(self.device)
 
@@ -345,28 +402,49 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             memory.add(raw)
         return memory
 
-    def _contexts(self, reader: Reader, extra: Reservoir | None, prepare: nn.Module) -> Contexts:
-        """Return the source of contexts: training data, augmented or not, and unlabelled data of the target domain."""
-        contexts: Contexts = TrainContexts()
+    def _augmented_share(self, reader: Reader) -> float:
+        """Return the share of augmented contexts; raise InputError if it is positive for other data than images."""
         share = (AUGMENT if reader.has_pictures else 0.0) if self.augment is None else self.augment
+        if share > 0 and not reader.may_be_pictures:
+            raise InputError(
+                "augmented contexts are for images",
+                argument="augment",
+                hint="Pass unlabelled data as context=… for other data.",
+            )
+        return share
+
+    def _problem(
+        self,
+        scorer: CSDScorer,
+        train: Samples,
+        data: TrainData | DetectorState,
+        extra: Reservoir | None,
+        encodings: Encodings | None = None,
+    ) -> "_Problem":
+        """Return what φ and ψ are trained on; `encodings` are raw stages of all samples, if they are computed once."""
+        share, features = self._augmented_share(data.reader), scorer.map
+        encode = features.encode if isinstance(self.kernel, ModelFeatures) else None
+        x: Indexable = train
+        contexts: Contexts = TrainContexts()
         if share > 0:
-            if not reader.may_be_pictures:
-                raise InputError(
-                    "augmented contexts are for images",
-                    argument="augment",
-                    hint="Pass unlabelled data as context=… for other data.",
-                )
-            contexts = AugmentedContexts(Chain(apply=share), reader.low, reader.high)
-        if extra is None or extra.samples is None:
-            return contexts
-        raw = map_batch(lambda t: t.to(self.device), extra.samples)
-        return Mixture((contexts, ExtraContexts(InMemorySamples(raw, prepare))), (0.5, 0.5))
+            contexts = AugmentedContexts(Chain(apply=share), data.reader.low, data.reader.high)
+        others: Indexable | None = None
+        if extra is not None and extra.samples is not None:
+            others = InMemorySamples(map_batch(lambda t: t.to(self.device), extra.samples), data.prepare)
+        if isinstance(features, StageFeatures) and encodings is not None:
+            x, encode = features.standardise(encodings.samples), None
+            if encodings.copies is not None:
+                contexts = CopiedContexts(features.standardise(encodings.copies), share)
+            others = None if others is None else Encoded(others, features.encode, self.device)
+        if others is not None:
+            contexts = Mixture((contexts, ExtraContexts(others)), (0.5, 0.5))
+        return _Problem(x, contexts, encode)
 
     def _train(
         self,
         scorer: CSDScorer,
         train: Samples,
-        contexts: Contexts,
+        problem: "_Problem",
         recipe: Recipe,
         *,
         checkpoint: str | Path | None = None,
@@ -380,13 +458,13 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             total = f"{float(self.kernel(few, few).double().sum()):.2e}"
             identity = [*identity, getattr(self.kernel, "settings", None), total]
         draw_seed = generators(self.seed if seed is None else seed, 3)[2].initial_seed()
-        problem = (scorer.model, train, scorer.map.labels, contexts, recipe, draw_seed)
-        encode = scorer.map.encode if isinstance(self.kernel, ModelFeatures) else None
+        arguments = (scorer.model, problem.x, scorer.map.labels, problem.contexts, recipe, draw_seed)
         if is_distributed():
-            together = parallel_distillation(*problem, encode=encode, device=self.device)
+            together = parallel_distillation(*arguments, encode=problem.encode, device=self.device)
             return run_distributed(together, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
-        capturable = self.kernel is None or getattr(self.kernel, "capturable", False)
-        training = distillation(*problem, encode=encode, device=self.device, capturable=capturable)
+        encoded = isinstance(scorer.map, StageFeatures) and problem.encode is None
+        capturable = encoded or self.kernel is None or getattr(self.kernel, "capturable", False)
+        training = distillation(*arguments, encode=problem.encode, device=self.device, capturable=capturable)
         return run(training, "CSD", checkpoint=checkpoint, identity=identity, show=progress)
 
     @torch.no_grad()
@@ -394,8 +472,8 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         """Set the statistics of the combined score, measure the fit, and replace the state."""
         scorer = state.scorer
         assert isinstance(scorer, CSDScorer)
-        relative, scale = state.evaluate_all(state.reference.subsample(HELD_OUT), scorer.parts)
-        scorer.combine.set_statistics(torch.from_numpy(relative), torch.from_numpy(scale))
+        parts = state.evaluate_all(state.reference.subsample(HELD_OUT), scorer.parts)
+        scorer.combine.set_statistics(*map(torch.from_numpy, parts))
         summary = replace(_summary(state), **measure_fit(scorer, train, self.seed, self.device))
         self._set_state(replace(state, summary=summary))
 
@@ -409,11 +487,14 @@ class CSD(VarianceMixin, Detector, ExportMixin):
 
     @torch.no_grad()
     def _information(self, state: DetectorState) -> list[Finding]:
-        """Return the rank correlation with the closed form on stored and shuffled samples."""
+        """Return whether logits are used, and the rank correlation with the closed form."""
         scorer, reference = state.scorer, state.reference
         assert isinstance(scorer, CSDScorer)
+        findings = []
+        if scorer.kind == "surprisal":
+            findings.append(logits_used(_summary(state).confidence, scorer.classes))
         if reference.samples is None or state.reservoir.samples is None or not scorer.map.has_features:
-            return []
+            return findings
         few = reference.subsample(DIAGNOSED)
         queries = concatenate([few, shuffle_values(few, self.seed)])
         train_features, query_features = (
@@ -421,7 +502,15 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             for raw in (state.reservoir.samples, queries)
         )
         exact = last_layer_share(train_features, query_features).cpu().numpy()
-        return [agreement(rank_correlation(state.evaluate(queries, scorer.relative), exact))]
+        return [*findings, agreement(rank_correlation(state.evaluate(queries, scorer.relative), exact))]
+
+
+class _Problem(NamedTuple):
+    """Train samples or their encodings, contexts of the same kind, and the encoder that each step still has to call."""
+
+    x: Indexable
+    contexts: Contexts
+    encode: Callable[[Any], Tensor] | None
 
 
 class _Stream(NamedTuple):
@@ -431,31 +520,6 @@ class _Stream(NamedTuple):
     held_out: Reservoir
     new: Reservoir
     new_count: int
-
-
-@torch.no_grad()
-def measure_fit(scorer: CSDScorer, train: Samples, seed: int, device: torch.device) -> dict[str, float]:
-    """Return the `explained` and `dissimilarity` of a `CSDSummary`, over pairs of some training samples."""
-    rows = torch.randperm(len(train), generator=generators(seed, 1)[0])[:DIAGNOSED].to(device)
-    parts = [scorer.map.encode(train[part]) for part in rows.split(SLICE)]
-    if scorer.map.has_features:
-        features = torch.cat([scorer.map.features(z) for z in parts])
-        theta = features @ features.T
-    else:
-        z = scorer.map.encode(train[rows])
-        theta = scorer.map.labels(z, z)
-    if scorer.model.normalise:
-        length = theta.diagonal().clamp(min=1e-30).sqrt()
-        theta = theta / length[:, None] / length
-    pairs = ~torch.eye(len(rows), dtype=torch.bool, device=theta.device)
-    sides: tuple[Callable[..., list[Tensor]], ...] = (scorer.model.left, scorer.model.right)
-    left, right = ([torch.cat(vectors) for vectors in zip(*map(side, parts), strict=True)] for side in sides)
-    labels = theta[pairs].double()
-    predictions = scorer.model.match(left, right).to(theta.device)[pairs].double()
-    spread = float((labels - labels.mean()).square().mean())
-    explained = 1 - float((predictions - labels).square().mean()) / max(spread, 1e-30)
-    diagonal = float(theta.diagonal().mean())
-    return {"explained": explained, "dissimilarity": 1 - float(labels.mean()) / diagonal if diagonal > 0 else 0.0}
 
 
 def _summary(state: DetectorState) -> CSDSummary:

@@ -62,6 +62,7 @@ class Diagnosis:
 
 FLAT = 0.02  # relative spread of scores below which they rank nothing
 CONVERGED = 0.6  # share of the labels' variance that the regression must explain
+NOTHING = 0.1  # share below which longer training does not help
 NEAR_ZERO = 0.25  # of the mean dissimilarity of two train samples
 
 
@@ -79,6 +80,10 @@ def convergence(explained: float) -> Finding:
     good = explained >= CONVERGED
     text = f"the regression explains {max(explained, 0):.0%} of the kernel's variance over train pairs"
     advice = ": it has not converged; train longer, with smaller batches or another learning rate"
+    if explained < NOTHING:
+        advice = (
+            ": it has learned nothing about pairs; use LocalGP or LastLayerGP with the same kernel, or train longer"
+        )
     return Finding("convergence", explained, good, text if good else text + advice)
 
 
@@ -103,3 +108,10 @@ def likeness(reference: Scores, what: str, tolerance: float, held_out: Scores) -
 def agreement(value: float) -> Finding:
     """Report the rank correlation with the closed form in the same features."""
     return Finding("agreement", value, None, f"rank correlation {value:.2f} with LastLayerGP in the same features")
+
+
+def logits_used(confidence: float, classes: int | None) -> Finding:
+    """Report whether the score uses the logits of the user's model, and the mean of its largest probability."""
+    use = "are not used" if classes is None else f"count as those of these data's {classes} classes"
+    text = f"the model's logits {use}; mean largest probability on the train data {confidence:.2f}"
+    return Finding("logits", confidence, None, text)

@@ -10,10 +10,10 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from onefold.core.arguments import check_choice, check_integer, check_number
+from onefold.core.arguments import check_choice, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.detectors.base import Detector, ExportMixin, VarianceMixin
-from onefold.detectors.build import Spec, check_kernel, feature_map, set_standardisation, streams
+from onefold.detectors.build import CHANNELS, Spec, check_kernel, feature_map, set_standardisation, streams
 from onefold.detectors.state import DetectorState
 from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
 from onefold.distil.fit import iterate_slices
@@ -34,6 +34,7 @@ class LastLayerGPSpec(Spec):
     """Settings of `LastLayerGP`, and the number of features D."""
 
     width: int | None
+    channels: tuple[int, ...] | None
     noise: float
     score: Score
     features: int
@@ -120,6 +121,8 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
     Args:
         kernel: Kernel with features, such as kernels.from_model(model). By default that of a random network.
         width: Number of features of the random network, by default 2,048; only without `kernel`.
+        channels: Channels of the random network's convolutional stages, by default (32,); for images, and only without
+            `kernel`. More stages make a smaller file.
         noise: Noise variance for one training sample per feature.
         score: What `score(x)` returns: "variance" in the scale of the features, "relative" in [0, 1], or "combined", as
             in `CSD`, with leave-one-out values instead of held-out samples.
@@ -138,6 +141,7 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         kernel: FeatureKernel | None = None,
         *,
         width: int | None = None,
+        channels: tuple[int, ...] | None = None,
         noise: float = 1e-3,
         score: Score = "combined",
         seed: int = 0,
@@ -153,6 +157,9 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         self.width = (
             None if kernel is not None else check_integer(WIDTH if width is None else width, "width", 1, MAX_WIDTH)
         )
+        if kernel is not None and channels is not None:
+            raise InputError("a kernel has no random network", argument="channels", hint="Leave it out.")
+        self.channels = None if kernel is not None else check_sizes(channels or CHANNELS, "channels")
         self.score_kind: Score = check_choice(score, "score", SCORES)
         self.seed = check_seed(seed)
         self.device = pick_device(device)
@@ -211,7 +218,8 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
 
     def build(self, spec: LastLayerGPSpec, *, meta: bool = False) -> GPScorer:
         """Return the scorer: with an initial random network and S = 0, or on the meta device."""
-        features = feature_map(spec, self.kernel, spec.features, streams(spec.seed, 1, meta=meta)[0])
+        stream = streams(spec.seed, 1, meta=meta)[0]
+        features = feature_map(spec, self.kernel, spec.features, stream, channels=spec.channels or CHANNELS)
         return GPScorer(features, spec.features, spec.noise, spec.score, device="meta" if meta else "cpu")
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onefold.detectors.base import Detector
 
 KIND = "detector"
-LAYOUT = 2  # of headers and tensor names
+LAYOUT = 3  # of headers and tensor names
 PROBES = 4  # samples whose similarity identifies a kernel
 
 
@@ -74,7 +74,9 @@ def probe(state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, T
 
 
 def similarity(state: DetectorState, kernel: Kernel, raw: Batch) -> Tensor:
-    """Return the kernel matrix of raw samples, in float64 on the CPU."""
+    """Return the scorer's products of all pairs of raw samples, by default the kernel matrix, in float64 on the CPU."""
     batch = state.prepare(map_batch(lambda t: t.to(state.device), raw))
-    with exact_float32():  # the same numbers on every device
-        return kernel(batch, batch).detach().double().cpu()
+    scorer: Any = state.scorer
+    with exact_float32(), torch.no_grad():  # the same numbers on every device
+        products = scorer.similarity(batch) if hasattr(scorer, "similarity") else None
+        return (kernel(batch, batch) if products is None else products).detach().double().cpu()

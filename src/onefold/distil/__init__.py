@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onefold.distil.contexts import AugmentedContexts, ExtraContexts, Mixture, TrainContexts
+    from onefold.distil.contexts import AugmentedContexts, CopiedContexts, ExtraContexts, Mixture, TrainContexts
     from onefold.distil.fit import distillation
     from onefold.distil.known_query import distil_known_queries
     from onefold.distil.limit import PairKernel, all_pairs, contextual_limit
@@ -16,6 +16,7 @@ __all__ = [
     "Architecture",
     "AugmentedContexts",
     "Chain",
+    "CopiedContexts",
     "ExtraContexts",
     "Mixture",
     "PairKernel",
@@ -30,7 +31,7 @@ __all__ = [
     "similarity_model",
 ]
 MODULES = {
-    "onefold.distil.contexts": ("AugmentedContexts", "ExtraContexts", "Mixture", "TrainContexts"),
+    "onefold.distil.contexts": ("AugmentedContexts", "CopiedContexts", "ExtraContexts", "Mixture", "TrainContexts"),
     "onefold.distil.fit": ("distillation",),
     "onefold.distil.known_query": ("distil_known_queries",),
     "onefold.distil.limit": ("PairKernel", "all_pairs", "contextual_limit"),

@@ -1,6 +1,7 @@
 """The training of CSD: data, labels, contexts and loss for the loop in `nn.train`."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from onefold.core.runtime import available
-from onefold.distil.contexts import Contexts, TrainContexts
+from onefold.distil.contexts import Contexts, CopiedContexts, TrainContexts
 from onefold.distil.model import Similarity, unit
 from onefold.errors import InputError
 from onefold.nn.augment import UNIFORMS
@@ -56,7 +57,8 @@ class Encoded:
 class Labels:
     """Kernel values Θ(x, c) for a minibatch, with a unit diagonal if `normalise` is set.
 
-    Features of the train set are computed once if `cache` is set and they fit into a quarter of the free memory.
+    Features of the train set, and of `CopiedContexts`, are computed once if `cache` is set and they fit into a quarter
+    of the free memory.
     """
 
     @torch.no_grad()
@@ -68,29 +70,48 @@ class Labels:
         normalise: bool,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         cache: bool = True,
+        contexts: Contexts | None = None,
     ) -> None:
         self.kernel, self.normalise = kernel, normalise
         self.features = kernel.features if isinstance(kernel, FeatureKernel) else None
-        self.cache: Tensor | None = None
-        if self.features is not None:
-            few = self.features(x_train[torch.arange(min(2, len(x_train)), device=device)])
-            if cache and few.nbytes // len(few) * len(x_train) < available(device) // 4:
-                self.cache = torch.cat(
-                    [self._normalise(self.features(part)) for part in iterate_slices(x_train, device)]
-                )
-                if not self.cache.isfinite().all() or not self.cache.any():
-                    raise InputError(
-                        "kernel: features of the train data are NaN, infinite, or all zero. Check for constant data."
-                    )
+        self.cache = self._compute_all(x_train, device) if cache else None
+        if self.cache is not None and not (self.cache.isfinite().all() and self.cache.any()):
+            raise InputError(
+                "kernel: features of the train data are NaN, infinite, or all zero. Check for constant data."
+            )
+        self.contexts: CopiedContexts | None = None  # of features
+        if self.cache is not None and isinstance(contexts, CopiedContexts):
+            copies = self._compute_all(contexts.copies, device)
+            self.contexts = None if copies is None else replace(contexts, copies=copies)
 
     @torch.no_grad()
-    def __call__(self, index: Int[Tensor, " n"], x: Tensor, c: Tensor) -> Float[Tensor, "n n"]:
+    def __call__(
+        self, index: Int[Tensor, " n"], x: Tensor, c: Tensor, context_features: Tensor | None = None
+    ) -> Float[Tensor, "n n"]:
+        """Return the labels of train samples x and contexts c; their features are computed if they are not passed."""
         with torch.autocast(x.device.type, enabled=False):
             if self.features is None:
                 return self._from_kernel(x, c)
             left = self._normalise(self.features(x)) if self.cache is None else self.cache[index]
+            if context_features is not None:
+                return left @ context_features.T
             right = left if c is x else self._normalise(self.features(c))
             return left @ right.T
+
+    def context_features(self, index: Tensor, integers: Tensor, uniforms: Tensor) -> Float[Tensor, "n d"] | None:
+        """Return the stored features of the contexts that these random numbers draw, or None if none are stored."""
+        if self.contexts is None or self.cache is None:
+            return None
+        return self.contexts(self.cache[index], index, integers, uniforms)
+
+    def _compute_all(self, x: Indexable, device: torch.device) -> Tensor | None:
+        """Return the features of all samples, or None if there are none or they do not fit into memory."""
+        if self.features is None:
+            return None
+        few = self.features(x[torch.arange(min(2, len(x)), device=device)])
+        if few.nbytes // len(few) * len(x) >= available(device) // 4:
+            return None
+        return torch.cat([self._normalise(self.features(part)) for part in iterate_slices(x, device)])
 
     def _from_kernel(self, x: Tensor, c: Tensor) -> Tensor:
         theta = self.kernel(x, c)
@@ -140,9 +161,9 @@ def distillation(
     device = x.device if device is None and isinstance(x, Tensor) else device or torch.device("cpu")
     cache = recipe.steps * recipe.batch >= len(x)  # else most samples would never be used
     inputs = x if encode is None else Encoded(x, encode, device, cache=cache)
-    labels = Labels(kernel, inputs, normalise=model.normalise, device=device, cache=cache)
+    labels = Labels(kernel, inputs, normalise=model.normalise, device=device, cache=cache, contexts=contexts)
     same = isinstance(contexts, TrainContexts)  # contexts are the samples
-    calls_kernel = labels.cache is None or not same
+    calls_kernel = labels.cache is None or not (same or labels.contexts is not None)
     in_memory = getattr(x if encode is None or not same else inputs, "in_memory", True)
 
     def loss(integers: Tensor, uniforms: Tensor) -> Tensor:
@@ -151,10 +172,16 @@ def distillation(
         if same:
             context = batch
         else:
-            context = contexts(batch if encode is None else x[index], integers[:, 1], uniforms)
+            context = contexts(batch if encode is None else x[index], index, integers[:, 1], uniforms)
             context = context if encode is None else encode(context)
+        stored = labels.context_features(index, integers[:, 1], uniforms)
         left, right, theta = side_by_side(
-            [partial(model.left, batch), partial(model.right, context), partial(labels, index, batch, context)], device
+            [
+                partial(model.left, batch),
+                partial(model.right, context),
+                partial(labels, index, batch, context, stored),
+            ],
+            device,
         )
         return model.loss(left, right, theta)
 

@@ -60,7 +60,10 @@ class SharedLabels(Labels):
     """Kernel values of all pairs of a minibatch, in the order of `gather`; each process computes its rows."""
 
     @torch.no_grad()
-    def __call__(self, index: Int[Tensor, " share"], x: Tensor, c: Tensor) -> Float[Tensor, "n n"]:
+    def __call__(
+        self, index: Int[Tensor, " share"], x: Tensor, c: Tensor, context_features: Tensor | None = None
+    ) -> Float[Tensor, "n n"]:
+        del context_features
         with torch.autocast(x.device.type, enabled=False):
             if self.features is None:
                 return gather(self._from_kernel(x, gather(c)))
@@ -163,7 +166,7 @@ def parallel_distillation(
         index = integers[rows, 0] % len(x)
         batch = context = inputs[index]
         if not same:
-            context = contexts(batch if encode is None else x[index], integers[rows, 1], uniforms[rows])
+            context = contexts(batch if encode is None else x[index], index, integers[rows, 1], uniforms[rows])
             context = context if encode is None else encode(context)
         return pair_loss(model.pairs, similarity(batch, context), labels(index, batch, context))
 

@@ -1,7 +1,7 @@
 """Feature maps φ₀ of detectors, in two steps: z = encode(x) and features(z).
 
-`RandomFeatures` has a random network of its own, `EncoderFeatures` uses a trained model, and `KernelLabels` any other
-kernel. Kernels and models belong to the user: a feature map never saves, moves or copies them.
+`RandomFeatures` has a random network of its own, `EncoderFeatures` and `StageFeatures` use a trained model, and
+`KernelLabels` any other kernel. Kernels and models belong to the user: a feature map never saves, moves or copies them.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from onefold.errors import InputError
 from onefold.kernels.last_layer import Features
-from onefold.kernels.model import ModelFeatures
-from onefold.nn.nets import Prior
+from onefold.kernels.model import ModelFeatures, RandomReLU
+from onefold.nn.nets import Prior, Standardise
 from onefold.types import FeatureKernel, Kernel
 
 COMMON_SHARE = 0.5  # of the mean encoding, kept as an offset; see `encoder_centre`
+STAGE_WIDTH = 2048  # of the random layer on stages, if the kernel has none
 
 
 @runtime_checkable
@@ -109,6 +110,55 @@ class EncoderFeatures(nn.Module):
 
     def scale(self, z: Any) -> Float[Tensor, " n"]:
         return self.kernel.scale(z)
+
+
+class StageFeatures(nn.Module):
+    """Pooled stages p of a trained model, standardised, and a fixed random ReLU layer on them, minus `centre` if set.
+
+    A model without stages, such as some exported programs, is used by its embedding.
+
+    Args:
+        kernel: Kernel of the model; its width and its seed are those of the random layer.
+        standardise: Module from raw stages to p.
+        centre: Mean of the features over the training data, or None.
+    """
+
+    centre: Tensor | None
+    has_features = True
+
+    def __init__(self, kernel: ModelFeatures, standardise: Standardise, centre: Tensor | None = None) -> None:
+        super().__init__()
+        self.kernel, self.standardise = kernel, standardise
+        self.random_layer = RandomReLU(kernel.settings["width"] or STAGE_WIDTH, kernel.settings["seed"])
+        self.register_buffer("centre", centre)
+
+    @property
+    def labels(self) -> Kernel:
+        return Features(self.features)
+
+    def outputs(self, x: Any) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n classes"] | None]:
+        """Return p and the model's logits, or None if it has none, from one pass of the model."""
+        stages, logits = stage_outputs(self.kernel, x)
+        return self.standardise(stages), logits
+
+    def encode(self, x: Any) -> Float[Tensor, "n d"]:
+        return self.outputs(x)[0]
+
+    def features(self, z: Any) -> Float[Tensor, "n width"]:
+        return _subtract(self.random_layer(z), self.centre)
+
+    def embed(self, x: Any) -> Float[Tensor, "n d"]:
+        return self.encode(x)
+
+    def scale(self, z: Any) -> Float[Tensor, " n"]:
+        """Return ‖p‖²/D, the diagonal for a random layer of infinite width before the mean is subtracted."""
+        return z.square().mean(1)
+
+
+def stage_outputs(kernel: ModelFeatures, x: Any) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n classes"] | None]:
+    """Return raw stages, or the embedding of a model without stages, and logits, from one pass of the model."""
+    outputs = kernel.outputs(x)
+    return outputs.embedding if outputs.stages is None else outputs.stages, outputs.logits
 
 
 class KernelLabels(nn.Module):

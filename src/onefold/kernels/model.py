@@ -230,7 +230,7 @@ class ModelFeatures(FeatureProduct):
     def __init__(self, encoder: Encoder, settings: ModelSettings, *, capturable: bool = False) -> None:
         self.capturable, self.normalise = capturable, settings.normalise
         self._encoder, self._settings = encoder, settings
-        self._projection = None if settings.width is None else _RandomReLU(settings.width, settings.seed)
+        self._projection = None if settings.width is None else RandomReLU(settings.width, settings.seed)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
@@ -371,7 +371,7 @@ def _check_model(net: object) -> None:
     raise InputError(f"the model is not a PyTorch model ({name}). {hint}")
 
 
-class _RandomReLU:
+class RandomReLU:
     """Fixed random ReLU layer; its weights are drawn from the seed at the first call."""
 
     def __init__(self, width: int, seed: int) -> None:

@@ -65,7 +65,7 @@ def find_stages(net: nn.Module, trace: Trace, count: int, mask: Tensor | None) -
 
 def stage_taps(net: nn.Module, stages: Sequence[Stage], mask: Tensor | None) -> tuple[list[Tap], list[Tensor]]:
     """Return the taps that read the stages in a pass, and the list that then holds one tensor [N, P] per stage."""
-    values: list[Tensor] = [torch.empty(0)] * len(stages)
+    values: list[Tensor] = [torch.empty(0, 0)] * len(stages)
 
     def tap(i: int, stage: Stage) -> Tap:
         def use(value: Tensor) -> None:

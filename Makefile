@@ -31,7 +31,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.core
 	$(PIP) -e ".[docs]"
 	@touch $@
 
-demo: $(VENV)/.core  ## compare methods on embedded data; writes out/demo/index.html
+demo: $(VENV)/.core  ## a detector on a small classifier of digits; writes out/demo/index.html
 	$(BIN)/onefold demo --out out/demo
 
 test: $(VENV)/.dev  ## the tests of CI

@@ -92,18 +92,9 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
-def demo() -> list[str]:
-    rows = ["| method | AUROC | AUPR-IN | AUPR-OUT | FPR95 (lower is better) | seconds |", "|---|---|---|---|---|---|"]
-    for name, figures in result("demo")["methods"].items():
-        means = [f"{figures[metric]['mean']:.1f}" for metric in ("AUROC", "AUPR-IN", "AUPR-OUT", "FPR95")]
-        rows.append(f"| {name} | {' | '.join(means)} | {figures['fit_seconds'] + figures['score_seconds']:.1f} |")
-    return rows
-
-
 COMMANDS = {
     "agent.json": "python benchmarks/agent.py --out results/agent.json",
     "column.json": "python benchmarks/column.py --out results/column.json",
-    "demo.json": "onefold demo --out out/demo",
     "detectors.json": "python benchmarks/detectors.py DATASETS --out results/detectors.json",
     "environments.json": "python benchmarks/environments.py --out results/environments.json",
     "environments_two_cores.json": (
@@ -618,7 +609,6 @@ SOURCES = {
     "detectors": ("detectors.json",),
     "small": ("detectors.json",),
     "ablation": ("ablation",),
-    "demo": ("demo.json",),
     "toy": ("toy.json",),
     "bonuses": ("bonuses",),
     "agent": ("agent.json",),
@@ -670,7 +660,6 @@ RECORDED: dict[str, Callable[[dict[str, Any]], float]] = {
     "ablation": _seconds_of_unit,
     "bonuses": lambda run: run["seconds"],
     "toy.json": lambda content: content["seconds"],
-    "demo.json": lambda content: sum(m["fit_seconds"] + m["score_seconds"] for m in content["methods"].values()),
     "growth.json": lambda content: sum(sum(times) for parts in content["seconds"].values() for times in parts.values()),
     "column.json": lambda content: sum(times["all_s"] for times in content["times"].values()),
     "fit.json": lambda content: sum(
@@ -696,7 +685,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/index.md": (provenance, data),
     "docs/results/detection.md": (
         shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
-        detectors, ablation, demo, toy,
+        detectors, ablation, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
     "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),

@@ -1,76 +1,63 @@
 """Page of the demo: one self-contained HTML file in which every value is escaped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from onefold.demo import Outcome, Sets
-from onefold.report.example_figures import contact_sheet, data_uri, histogram
+from onefold.demo import CONFIDENT, DemoData, DemoResult
+from onefold.report.example_figures import data_uri, histogram, labelled_images
 from onefold.report.html import render_page
 from onefold.report.score_page import score_axis
-from onefold.report.tables import Cell
 
-SHEET_IMAGES = 24  # images on a contact sheet
-LOWER_IS_BETTER = ("FPR95", "fit", "score")
+SHOWN = 24  # images in a picture
 
 
-def render(result: Mapping[str, Any], outcomes: Sequence[Outcome], data: Sets, chosen: str) -> str:
+def render(summary: Mapping[str, Any], result: DemoResult, data: DemoData) -> str:
     """Return the page as HTML.
 
     Args:
-        result: Summary of the demo, with its provenance.
-        outcomes: Scores and metrics of each method.
-        data: The familiar and the unfamiliar sets.
-        chosen: Method whose most and least familiar images are shown.
+        summary: Summary of the demo, with its provenance.
+        result: Answers of classifier, detector and exported file.
+        data: The familiar and the unfamiliar images.
     """
-    figures = [o.figures for o in outcomes]
-    metrics, unfamiliar = list(figures[0]), list(data.unfamiliar)
-    count = (1 + len(unfamiliar)) * len(data.familiar.x_test)
-    means = {metric: [f[metric]["mean"] for f in figures] for metric in metrics}
-    means["fit"] = [o.fit_seconds for o in outcomes]
-    means["score"] = [1e6 * o.score_seconds / count for o in outcomes]
-    by_set = {name: [f["AUROC"][name] for f in figures] for name in unfamiliar}
+    scores = {name: answers.scores for name, answers in result.unfamiliar.items()}
+    axis = score_axis(np.concatenate([result.digits.scores, *scores.values()]), result.threshold)
+    everything = [result.digits, *result.unfamiliar.values()]
     return render_page(
         "demo_page.html.j2",
-        result=result,
-        metrics=metrics,
-        unfamiliar=unfamiliar,
-        means=_rows(outcomes, means),
-        by_set=_rows(outcomes, by_set),
-        histograms=[_histogram(outcome) for outcome in outcomes],
-        chosen=chosen,
-        sheets=_sheets(next(o for o in outcomes if o.name == chosen), data),
+        summary=summary,
+        rows=[_row(name, figures) for name, figures in summary["sets"].items()],
+        confident=CONFIDENT,
+        histogram=data_uri(histogram(result.digits.scores, scores, axis, result.threshold)),
+        logarithmic=axis["log"],
+        mistakes=_mistakes(result, data),
+        same=sum(answers.same_alarms for answers in everything),
+        count=sum(len(answers.scores) for answers in everything),
+        largest=max(summary["sets"], key=lambda name: summary["sets"][name]["confident"] * (name != "digits")),
     )
 
 
-def _histogram(outcome: Outcome) -> tuple[str, bool, str]:
-    """Return the method's name, whether its axis is logarithmic, and the picture."""
-    axis = score_axis(np.concatenate([outcome.familiar, *outcome.unfamiliar.values()]))
-    return outcome.name, axis["log"], data_uri(histogram(outcome.familiar, outcome.unfamiliar, axis))
+def _row(name: str, figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of one row of the table."""
+    return {
+        "name": name,
+        "images": f"{figures['images']}",
+        "confident": f"{100 * figures['confident']:.1f}",
+        "flagged": f"{100 * figures['flagged']:.1f}",
+        "auroc": f"{100 * figures['auroc']:.1f}" if "auroc" in figures else "–",
+        "auroc_of_confidence": f"{100 * figures['auroc_of_confidence']:.1f}" if "auroc" in figures else "–",
+    }
 
 
-def _rows(outcomes: Sequence[Outcome], columns: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return one row for each method, with the best value of each column after rounding."""
-    cells: dict[str, list[Cell]] = {}
-    for name, values in columns.items():
-        texts = [f"{value:.1f}" for value in values]
-        best = (min if name in LOWER_IS_BETTER else max)(map(float, texts))
-        cells[name] = [Cell(text, best=float(text) == best) for text in texts]
-    return [
-        {"name": o.name, "note": o.note, "cells": [column[i] for column in cells.values()]}
-        for i, o in enumerate(outcomes)
-    ]
-
-
-def _sheets(outcome: Outcome, data: Sets) -> list[tuple[str, str]]:
-    """Return contact sheets of the most and least familiar digits and letters, with their titles."""
-    sheets = []
-    for noun, images, scores in (
-        ("digits", data.familiar.x_test, outcome.familiar),
-        ("letters", data.unfamiliar["letters"], outcome.unfamiliar["letters"]),
-    ):
-        order = np.argsort(scores)
-        for title, indices in (("Most familiar", order[:SHEET_IMAGES]), ("Least familiar", order[::-1][:SHEET_IMAGES])):
-            sheets.append((f"{title} {noun}", data_uri(contact_sheet(list(images[indices])))))
-    return sheets
+def _mistakes(result: DemoResult, data: DemoData) -> list[tuple[str, str]]:
+    """Return pictures of the images of two sets that the classifier is most confident about, with their titles."""
+    pictures = []
+    for name in ("letters", "perturbed digits"):
+        answers = result.unfamiliar[name]
+        order = np.argsort(-answers.confidence, kind="stable")[:SHOWN]
+        labels = [f"{answers.predicted[i]} · {answers.confidence[i]:.0%}\np = {answers.pvalues[i]:.3f}" for i in order]
+        colours = answers.flagged[order].tolist()
+        images = [data.unfamiliar[name][i, 0] for i in order]
+        pictures.append((name, data_uri(labelled_images(images, labels, colours))))
+    return pictures

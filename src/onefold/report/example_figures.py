@@ -87,18 +87,24 @@ def draw_plane(plane: Plane, path: Path) -> None:
 
 
 def histogram(
-    familiar: NDArray[np.float64], unfamiliar: Mapping[str, NDArray[np.float64]], axis: Mapping[str, Any]
+    familiar: NDArray[np.float64],
+    unfamiliar: Mapping[str, NDArray[np.float64]],
+    axis: Mapping[str, Any],
+    threshold: float,
 ) -> Figure:
     """Return histograms of the familiar scores against those of each unfamiliar set, on one axis of `score_axis`."""
-    figure = Figure(figsize=(2.4 * len(unfamiliar), 1.6), layout="constrained")
-    axes = figure.subplots(1, len(unfamiliar), sharey=True, squeeze=False)[0]
+    columns = 2
+    rows = -(-len(unfamiliar) // columns)
+    figure = Figure(figsize=(3.6 * columns, 1.7 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
     bins = (np.logspace if axis["log"] else np.linspace)(axis["lo"], axis["hi"], BINS + 1)
-    for ax, (name, scores) in zip(axes, unfamiliar.items(), strict=True):
+    for ax, (name, scores) in zip(axes, unfamiliar.items(), strict=False):
         for values, colour in ((familiar, FAMILIAR), (scores, UNFAMILIAR)):
             ax.hist(
                 np.clip(values, bins[0], bins[-1]), bins=list(bins), weights=np.full(len(values), 1 / len(values)),
                 color=colour, alpha=0.62,
             )  # fmt: skip
+        ax.axvline(threshold, color=INK, lw=1, ls="--")
         ax.set_xscale("log" if axis["log"] else "linear")
         ax.set_title(name, fontsize=9, color=INK)
         _style_axes(ax)
@@ -107,14 +113,20 @@ def histogram(
     return figure
 
 
-def contact_sheet(images: Sequence[Float[np.ndarray, "h w"]], columns: int = 12) -> Figure:
-    """Return small images in rows."""
+def labelled_images(
+    images: Sequence[Float[np.ndarray, "h w"]], labels: Sequence[str], flagged: Sequence[bool], columns: int = 6
+) -> Figure:
+    """Return small images in rows, with a label below each; labels of flagged images have the colour of alarms."""
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(0.5 * columns, 0.5 * rows), layout="constrained")
-    for ax in figure.subplots(rows, columns, squeeze=False).flat:
-        ax.axis("off")
-    for ax, image in zip(figure.axes, images, strict=False):
+    figure = Figure(figsize=(0.95 * columns, 1.3 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set_visible(False)
+    for ax, image, label, alarm in zip(axes, images, labels, flagged, strict=False):
         ax.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        ax.set_xlabel(label, fontsize=9, color=UNFAMILIAR if alarm else FAMILIAR, labelpad=3)
     return figure
 
 

@@ -606,6 +606,8 @@ SOURCES = {
     "regression": ("regression.json",),
     "which_method": ("which_method.json",),
     "data": ("shift",),
+    "monitor_level": ("monitor.json",),
+    "monitor_delay": ("monitor.json",),
     "detectors": ("detectors.json",),
     "small": ("detectors.json",),
     "ablation": ("ablation",),

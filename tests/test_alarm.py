@@ -209,7 +209,9 @@ def test_alarms_do_not_depend_on_the_batch(name: str, fpr: float, tmp_path: Path
         detector.export(tmp_path / "d.onnx")
         session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
         for size in (1, 7, len(x)):
-            np.testing.assert_array_equal(in_batches(lambda part: session.run(None, {"x": part})[1], x, size), alarms)
+            np.testing.assert_array_equal(
+                in_batches(lambda part: session.run(["is_ood"], {"x": part})[0], x, size), alarms
+            )
 
 
 def test_no_alarm_for_data_that_only_repeats() -> None:
@@ -228,6 +230,7 @@ def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_pat
     if not isinstance(detector, ExportMixin):
         pytest.skip(f"{name} is not exported")
     assert isinstance(detector, Detector)
+    assert detector.alarm is not None
     x = vectors(4, seed=1) / 10
     x[1, 2], x[3, 0] = np.nan, np.inf
     with pytest.raises(InputError):
@@ -237,12 +240,13 @@ def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_pat
         import onnxruntime
 
         session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
-        score, alarm = session.run(None, {"x": x})
+        score, pvalue, alarm = session.run(None, {"x": x})
     else:
         program = torch.export.load(str(tmp_path / "d.pt2")).module()
-        score, alarm = (out.numpy() for out in program(torch.from_numpy(x)))
+        score, pvalue, alarm = (out.numpy() for out in program(torch.from_numpy(x)))
     assert not np.isfinite(score[1])
     assert alarm[1]
+    assert pvalue[1] == detector.alarm.u / (len(detector.alarm.scores) + 1)  # the smallest
     assert alarm[3] or np.isfinite(score[3])  # an infinite input may have a finite score
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -483,10 +482,12 @@ def onnx_scores(path: Path, x: Any) -> list[Any]:
 
 def assert_same(found: list[Any], detector: Any, query: Any, tolerance: float) -> None:
     """Scores to a relative tolerance, above a floor of 1e-4 of their median size; alarms but at the threshold."""
+    assert len(found) == 3
     scores = detector.score(query)
     np.testing.assert_allclose(found[0], scores, rtol=tolerance, atol=1e-4 * np.median(np.abs(scores)))
     sure = np.abs(scores - detector.threshold) > 1e-3 * np.abs(scores).max()
-    np.testing.assert_array_equal(np.asarray(found[1])[sure], detector.is_ood(query)[sure])
+    np.testing.assert_array_equal(np.asarray(found[2])[sure], detector.is_ood(query)[sure])
+    np.testing.assert_allclose(found[1], detector.alarm.pvalues(np.asarray(found[0], float)), rtol=1e-12)
 
 
 EXPORTED = [name for name, method in METHODS.items() if method.exports]
@@ -517,21 +518,6 @@ def test_a_users_model_is_exported_with_the_detector(user: str, tmp_path: Path) 
     assert_same(onnx_scores(tmp_path / "d.onnx", inputs), detector, query, 1e-4)
 
 
-def test_a_table_is_exported_with_its_encoding(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(f"{i % 7},{'xyz'[i % 3]}" for i in range(100)))
-    detector = MAKERS["LastLayerGP"]().fit(tmp_path / "t.csv").calibrate(tmp_path / "t.csv", 0.2)
-    detector.export(tmp_path / "d.onnx")
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"))
-    notes = json.loads(session.get_modelmeta().custom_metadata_map["onefold"])
-    categories = notes["input"]["table"]["columns"][1]["categories"]
-    codes = np.array([[i % 7, categories.index("xyz"[i % 3])] for i in range(100)], float)
-    np.testing.assert_allclose(
-        np.asarray(session.run(None, {"x": codes})[0]), detector.score(tmp_path / "t.csv"), rtol=1e-4, atol=1e-5
-    )
-
-
 def test_scoring_without_torch_and_without_onefold(tmp_path: Path) -> None:
     """In a process where neither can be imported."""
     x = pictures(100, 8, 8)
@@ -543,7 +529,7 @@ def test_scoring_without_torch_and_without_onefold(tmp_path: Path) -> None:
         "sys.modules['torch'] = sys.modules['onefold'] = None\n"
         "import numpy, onnxruntime\n"
         f"x = numpy.load({str(tmp_path / 'x.npy')!r})\n"
-        f"score, is_ood = onnxruntime.InferenceSession({str(tmp_path / 'd.onnx')!r}).run(None, {{'x': x}})\n"
+        f"score, _, is_ood = onnxruntime.InferenceSession({str(tmp_path / 'd.onnx')!r}).run(None, {{'x': x}})\n"
         f"numpy.save({str(tmp_path / 's.npy')!r}, score)\n"
         "assert not any(m.split('.')[0] in ('torch', 'onefold') and sys.modules[m] for m in sys.modules)\n"
     )

@@ -24,8 +24,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # A package imports only from itself and from those before it in this list.
 PACKAGES = [
-    "errors", "types", "metrics", "core", "monitor", "nn", "inputs", "kernels", "exact", "distil", "detectors", "data",
-    "bench", "rl", "toy", "demo", "report", "integrations", "sklearn", "cli",
+    "errors", "decode", "types", "metrics", "core", "monitor", "serve", "nn", "inputs", "kernels", "exact", "distil",
+    "detectors", "data", "bench", "rl", "toy", "demo", "report", "integrations", "sklearn", "cli",
 ]  # fmt: skip
 
 PUBLIC = {

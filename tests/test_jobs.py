@@ -255,7 +255,7 @@ def test_fit_and_diagnose_print_what_the_file_holds(
 def test_an_exported_detector_gives_the_scores_of_the_table(fitted: Path, home: Path, onefold_: Cli) -> None:
     assert onefold_("export", fitted, home / "m.pt2").status == 0
     raw = torch.from_numpy(images(home))
-    scores, alarms = torch.export.load(home / "m.pt2").module()(raw)
+    scores, _, alarms = torch.export.load(home / "m.pt2").module()(raw)
     detector = onefold.load(fitted)
     np.testing.assert_allclose(scores.numpy(), detector.score(raw), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(alarms.numpy(), detector.is_ood(raw))

@@ -30,6 +30,8 @@ WITHOUT_DEPENDENCIES = {"laplace-torch": "0.3", "backpack-for-pytorch": "1.7.1",
 EXPORTS = [f"tests/test_detector.py::test_exported_models_score_alike_for_any_batch[{name}]"
            for name in ("vectors-CSD", "bytes-LastLayerGP")]  # fmt: skip
 LAPLACE = ["tests/test_methods.py::test_laplace_of_biases_alone_is_the_textbooks"]
+MLFLOW = ["tests/test_mlflow.py"]
+SERVER = ["tests/test_serve.py::test_the_command_serves_where_torch_cannot_be_imported"]
 PAGES = ["tests/test_cli.py::test_the_page_is_self_contained_and_escapes_what_it_shows"]
 CHECKS: dict[str, list[str]] = {
     "torch": ["tests/test_train.py::test_resuming_anywhere_gives_the_uninterrupted_result",
@@ -54,6 +56,8 @@ CHECKS: dict[str, list[str]] = {
                      "asdfghjkl"), LAPLACE),
     "posteriors": ["tests/test_sgmcmc.py::test_a_killed_fit_goes_on_as_if_nothing_had_happened[baoa]"],
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus-client"), SERVER),
+    **dict.fromkeys(("mlflow-skinny", "pandas"), MLFLOW),
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],
     "av": ["tests/test_runs.py::test_an_mp4_has_the_games_speed_and_holds_the_last_frame"],
     "vizdoom": ["tests/test_doom.py"],

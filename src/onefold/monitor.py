@@ -111,7 +111,7 @@ def betting_score(
     capital = counts * gain + (inputs[..., None, None] - counts) * loss
     logs = capital.reshape(*capital.shape[:-2], -1)
     largest = logs.max(axis=-1)
-    return largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))
+    return np.asarray(largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1)))
 
 
 @dataclass(frozen=True)

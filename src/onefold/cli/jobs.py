@@ -279,24 +279,64 @@ class Diagnose(Job):
 class Export(Job):
     """Write a detector as ONNX or torch.export program: raw data in, score and alarm out.
 
-    The exported file runs without onefold.
+    The exported file runs without onefold. README.md, a model card, is written beside it; a README.md that onefold did
+    not write is kept. With --check, the exit status is 1 if decisions differ elsewhere than at the threshold.
 
     For example:
 
-        onefold export photos.onefold photos.onnx
+        onefold export photos.onefold photos.onnx --check held-out/
     """
 
     detector: DetectorFile
     """File that `onefold fit` wrote."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """File to write: .onnx or .pt2."""
+    inputs: Literal["auto", "image", "batch"] = "auto"
+    """image: one image of any size, .onnx only. batch: any number of samples of the size of the fit. auto: image for a
+    detector of image files, the columns for one of a table, else batch."""
+    check: Annotated[str | None, _option("DATA")] = None
+    """Data to compare the decisions of the exported file and of the detector on."""
     model: ModelFile = None
     """Model of the fit, if it had one."""
 
-    def __call__(self) -> None:
+    def __call__(self) -> int:
         from onefold.cli import export
 
-        export.run(self)
+        return export.run(self)
+
+
+@dataclass(frozen=True)
+class Serve(Job):
+    """Serve an exported detector over HTTP; needs no torch.
+
+    POST /score takes an image file, or JSON {"rows": [...]} with one list of numbers or one object of columns per row.
+    GET /metrics has counts, histograms and the evidence of a monitor for Prometheus. GET /health says what is served.
+
+    For example:
+
+        onefold serve photos.onnx --port 8000
+        curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/score
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.onnx")]
+    """File that `onefold export` wrote, of a calibrated detector."""
+    port: int = 8000
+    """Port; 0 for any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; by default only this machine can connect. There is no password."""
+    max_body: int = 16
+    """Largest request in MiB."""
+    max_rows: int = 1024
+    """Most rows in a request."""
+    alpha: float = 1e-3
+    """Probability of a false alarm of the monitor about the whole stream."""
+    state: Annotated[Path | None, _option("FILE")] = None
+    """File that keeps the monitor's evidence, so that a restarted server resumes it."""
+
+    def __call__(self) -> int:
+        from onefold.cli import serve
+
+        return serve.run(self)
 
 
 # --- reports and data -------------------------------------------------------------------------------------------------

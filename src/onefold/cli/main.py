@@ -39,6 +39,7 @@ COMMANDS = Group(
         "watch": jobs.WatchStream,
         "diagnose": jobs.Diagnose,
         "export": jobs.Export,
+        "serve": jobs.Serve,
         "toy": jobs.Toy,
         "bench": Group("Compare uncertainty methods on image sets: the paper's distribution-shift benchmark.", BENCH),
         "rl": Group("Train and evaluate the paper's exploration agents in ViZDoom and in small environments.", RL),

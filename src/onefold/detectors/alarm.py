@@ -85,6 +85,11 @@ class Alarm:
         return float(candidates[np.argmax(flagged)])
 
     @property
+    def pvalue_limits(self) -> Scores:
+        """Sorted limits L such that p(s) = (number of L ≥ s + u) / (n + 1)."""
+        return self._high
+
+    @property
     def flagged_share(self) -> float:
         """Share of the calibration scores above the threshold: about `fpr`, or less if many scores are equal."""
         return float((self.scores > self.threshold).mean())

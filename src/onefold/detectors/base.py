@@ -16,11 +16,11 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core import storage
 from onefold.core.arguments import check_integer, check_path
 from onefold.core.batches import concatenate, named
-from onefold.core.schema import to_json
 from onefold.detectors.alarm import Alarm, AnyAlarm, GroupAlarms, benjamini_hochberg, check_rate
 from onefold.detectors.build import Spec, Summary
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
 from onefold.detectors.export import export
+from onefold.detectors.raw_inputs import Inputs
 from onefold.detectors.save import KIND, contents, probe
 from onefold.detectors.state import DetectorState
 from onefold.errors import InputError, NotFittedError
@@ -451,30 +451,26 @@ class VarianceMixin:
 class ExportMixin:
     """Export of detectors with a scorer that is a plain network."""
 
-    def export(self, path: str | Path) -> None:
+    def export(self, path: str | Path, *, inputs: Inputs = "auto") -> None:
         """Write the detector as a model that needs no onefold, with preparation, score and threshold inside.
 
-        Its input is raw data in batches of any size. Its outputs are `score`, and `is_ood` if the detector is
-        calibrated.
+        Its outputs are `score`, and `pvalue` and `is_ood` if the detector is calibrated without groups. An .onnx file has the optional
+        input `threshold`, which replaces the calibrated one.
 
         Args:
             path: File to write: .onnx, or .pt2 for `torch.export`.
+            inputs: What the model takes. "image": one image uint8 [H, W, 3] of any size, .onnx only. "batch": samples
+                as `score` takes them, any number. "auto": "image" if the detector was fitted on image files, the
+                columns by name if it was fitted on a table, else "batch". A .pt2 file takes batches.
 
         Raises:
-            InputError: Another suffix, or a user's model that cannot be exported.
+            InputError: Another suffix, a user's model that cannot be exported, or `inputs` that it cannot take.
             MissingExtraError: .onnx without the packages that it needs.
             NotFittedError: Before `fit`.
         """
         assert isinstance(self, Detector)
         state = self.state
-        threshold = None if self.alarm is None else self.threshold
-        alarm = self.alarm
-        about = {
-            "method": type(self).__name__,
-            "fpr": None if alarm is None else alarm.fpr,
-            "calibration": None if alarm is None else to_json(alarm.calibration),
-        }
-        export(check_path(path), state.reader, state.scorer, threshold, about)
+        export(check_path(path), state.reader, state.scorer, self.alarm, {"method": type(self).__name__}, inputs)
 
 
 def _setting_names(cls: type[Detector]) -> list[str]:

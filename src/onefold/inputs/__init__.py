@@ -1,8 +1,9 @@
 """Sources of raw, unscaled samples from every kind of data that `fit` and `score` accept."""
 
+from onefold.decode import Picture
 from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
-from onefold.inputs.images import ImageFolder, Picture
+from onefold.inputs.images import ImageFolder
 from onefold.inputs.lines import LineStream
 from onefold.inputs.open import Form, form_of, open_source
 from onefold.inputs.source import IndexedSource, Source

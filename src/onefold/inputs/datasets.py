@@ -19,9 +19,9 @@ from torch.utils.data import (
 )
 
 from onefold.core.batches import as_array, as_tensor
+from onefold.decode import to_bytes
 from onefold.errors import InputError
 from onefold.inputs.arrays import named_tensors
-from onefold.inputs.images import to_bytes
 from onefold.inputs.source import check_batch_size, check_index, split_range
 from onefold.types import Batch
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onefold.core.arguments import check_path
+from onefold.decode import Picture
 from onefold.errors import InputError
 from onefold.inputs.arrays import ArraySource, NamedSource, NpyFile, open_npz
 from onefold.inputs.datasets import DatasetSource, LoaderSource, StreamSource
-from onefold.inputs.images import SUFFIXES, ImageFolder, Picture
+from onefold.inputs.images import SUFFIXES, ImageFolder
 from onefold.inputs.lines import LineStream
 from onefold.inputs.source import Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset

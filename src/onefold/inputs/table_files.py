@@ -367,6 +367,11 @@ class TableFile:
         self._rows: Iterable[Chunk] = ParquetRows(path) if path.suffix.lower() == ".parquet" else CsvRows(path)
         self.table = table or Table.infer(self._rows, str(path))
 
+    @property
+    def chunks(self) -> Iterable[Chunk]:
+        """The rows of the file before they are encoded."""
+        return self._rows
+
     def batches(self, size: int) -> Iterator[Float64[Tensor, "n c"]]:
         empty = True
         for part in regroup(self._codes(), size):

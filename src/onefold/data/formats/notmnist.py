@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from onefold.data.formats.tar_files import TAR_ERRORS, damaged_archive, is_plain_file, open_tar
+from onefold.decode import ignore_pillow_warnings, to_bytes
 from onefold.errors import FileError, InputError
 from onefold.inputs.arrays import ZIP_ERRORS, open_member
-from onefold.inputs.images import ignore_pillow_warnings, to_bytes
 
 CLASSES = "ABCDEFGHIJ"
 MEMBER = re.compile(r"(?:.*/)?([A-J])/(?!\.)[^/]+\.png")

@@ -55,7 +55,9 @@ app = fastapi.FastAPI()
 async def score(request: fastapi.Request):
     await request.body()
     return {"status": "ok"}
-listener = socket.create_server(("127.0.0.1", 0))
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+listener.bind(("127.0.0.1", 0))
+listener.listen()
 print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 """

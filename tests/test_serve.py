@@ -54,7 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     detector = onefold.KNN(k=3).fit(x[:150]).calibrate(x[150:], fpr=0.1)
     detector.export(folder / "vectors.onnx")
     detector.save(folder / "vectors.onefold")
-    onefold.KNN(k=3).fit(x).export(folder / "bare.onnx")
     rows = "\n".join(f"{a:.4f},{b:.4f},{'rgb'[i % 3]}" for i, (a, b) in enumerate(x[:, :2]))
     (folder / "t.csv").write_text(f"a,b,colour\n{rows}\n")
     onefold.KNN(k=3).fit(folder / "t.csv").calibrate(folder / "t.csv", fpr=0.1).export(folder / "table.onnx")
@@ -163,8 +162,10 @@ def test_the_evidence_survives_a_restart(vectors: ExportedModel, folder: Path, t
 
 
 def test_a_detector_without_threshold_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"bare\.onnx: has no threshold"):
-        make_app(ExportedModel(folder / "bare.onnx"))
+    model = ExportedModel(folder / "vectors.onnx")
+    model.metadata["threshold"] = None
+    with pytest.raises(InputError, match=r"vectors\.onnx: has no threshold"):
+        make_app(model)
 
 
 # --- bad requests -----------------------------------------------------------------------------------------------------
@@ -415,6 +416,7 @@ def test_the_command_serves_where_torch_cannot_be_imported(folder: Path, tmp_pat
         answer = post(url, {"rows": [[0, 0, 0, 0], [9, 9, 9, 9]]})
         with pytest.raises(urllib.error.HTTPError) as error:
             post(url, {"rows": 1})
+        error.value.close()
         assert error.value.code == 422
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=120)[0]
@@ -431,7 +433,6 @@ def test_errors_of_the_command_are_one_line(folder: Path, capsys: Any) -> None:
     for arguments, message in (
         (["nothing.onnx"], "onefold: nothing.onnx: no such file. Write it with onefold export.\n"),
         ([str(folder / "vectors.onefold")], "damaged, or not an exported detector"),
-        ([str(folder / "bare.onnx")], "bare.onnx: has no threshold"),
         ([str(folder / "vectors.onnx"), "--port", "70000"], "onefold: --port: must be an integer from 0 to 65,535"),
         ([str(folder / "vectors.onnx"), "--alpha", "2"], "onefold: --alpha: "),
     ):

@@ -29,7 +29,11 @@ def run(job: Serve) -> int:
     model = ExportedModel(job.model, threads=1)  # one request per thread uses the cores better
     app = make_app(model, Limits(body=body, rows=rows, workers=workers), alpha=job.alpha, state=job.state)
     family = socket.AF_INET6 if ":" in job.host else socket.AF_INET
-    with socket.create_server((job.host, job.port), family=family) as listener:
+    # With this protocol number, asyncio turns Nagle's algorithm off; socket.create_server would cost 40 ms a request.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((job.host, job.port))
+        listener.listen(MOST_CONNECTIONS)
         port = listener.getsockname()[1]
         host = f"[{job.host}]" if family == socket.AF_INET6 else job.host
         print_lines(f"Serving {job.model} on http://{host}:{port} (/score, /metrics, /health). Stop with Ctrl-C.")

@@ -457,8 +457,8 @@ class ExportMixin:
     def export(self, path: str | Path, *, inputs: Inputs = "auto") -> None:
         """Write the detector as a model that needs no onefold, with preparation, score and threshold inside.
 
-        Its outputs are `score`, and `pvalue` and `is_ood` if the detector is calibrated. An .onnx file has the optional
-        input `threshold`, which replaces the calibrated one.
+        Its outputs are `score`, and `pvalue` and `is_ood` if the detector is calibrated without groups. An .onnx file
+        has the optional input `threshold`, which replaces the calibrated one.
 
         Args:
             path: File to write: .onnx, or .pt2 for `torch.export`.
@@ -467,18 +467,12 @@ class ExportMixin:
                 columns by name if it was fitted on a table, else "batch". A .pt2 file takes batches.
 
         Raises:
-            InputError: Another suffix, a user's model that cannot be exported, `inputs` that it cannot take, or a
-                calibration in groups.
+            InputError: Another suffix, a user's model that cannot be exported, or `inputs` that it cannot take.
             MissingExtraError: .onnx without the packages that it needs.
             NotFittedError: Before `fit`.
         """
         assert isinstance(self, Detector)
         state = self.state
-        if self.group_alarms is not None:
-            raise InputError(
-                "the detector was calibrated in groups, and an exported model has one threshold",
-                hint="Calibrate it without groups, and export again.",
-            )
         export(check_path(path), state.reader, state.scorer, self.alarm, {"method": type(self).__name__}, inputs)
 
 

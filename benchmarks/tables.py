@@ -91,6 +91,47 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
+def on_model() -> list[str]:
+    """What CSD costs on a trained model: passes of the model to score, and seconds of a fit with both scores."""
+    models = result("scoring_on_model")["models"]
+    names = list(models)
+    rows = [
+        [what, *(f"{models[name]['passes'][what]:.2f}" for name in names)]
+        for what in models[names[0]]["passes"]
+        if what != "plain pass"
+    ]
+    fits, share = result("fit_on_model")["fits"], result("fit_on_model")["share_of_the_time"]["cpu_s"]
+    note = (
+        f"A fit on 9,000 images takes {fits['surprisal']['cpu_s']:.0f} CPU seconds, {share:.0%} of the "
+        f'{fits["combined"]["cpu_s"]:.0f} with the score "combined".'
+    )
+    return [*markdown_rows(["passes of the model", *names], rows), "", note]
+
+
+def default_score() -> list[str]:
+    """AUROC of the default score and its rivals on small classifiers, by OOD set."""
+    cells = result("default_score")["cells"]
+    rows = []
+    for name in dict.fromkeys(key.split("/")[1] for key in cells):
+        others = [other for other in (*SETS, "perturbed", "perturbed_clipped") if other != name]
+        for key, cell in cells.items():
+            if key.split("/")[1] == name:
+                label = key.split("/")[0]
+                foreign = [cell[other] for other in others[:4]]
+                figures = {other: f"{cell[other]:.1f}" for other in others}
+                figures[name] = "–"
+                rows.append(
+                    [
+                        name,
+                        label,
+                        f"{mean(foreign):.1f}",
+                        *(figures[o] for o in (*SETS, "perturbed", "perturbed_clipped")),
+                    ]
+                )
+    heads = ["familiar", "detector", "mean of four", *SETS, "perturbed", "perturbed, clipped"]
+    return markdown_rows(heads, rows, text_columns=2)
+
+
 def demo() -> list[str]:
     rows = ["| method | AUROC | AUPR-IN | AUPR-OUT | FPR95 (lower is better) | seconds |", "|---|---|---|---|---|---|"]
     for name, figures in result("demo")["methods"].items():
@@ -102,14 +143,17 @@ def demo() -> list[str]:
 COMMANDS = {
     "agent.json": "python benchmarks/agent.py",
     "column.json": "python benchmarks/column.py",
+    "default_score.json": "python benchmarks/default_score.py --ood",
     "demo.json": "make demo",
     "detectors.json": "python benchmarks/detectors.py",
     "environments.json": "python benchmarks/environments.py",
     "environments_two_cores.json": "python benchmarks/environments.py",
     "fit.json": "python benchmarks/fit.py",
+    "fit_on_model.json": "python benchmarks/fit.py --on-model",
     "growth.json": "python benchmarks/growth.py",
     "scoring_cpu.json": "python benchmarks/scoring.py",
     "scoring_gpu.json": "python benchmarks/scoring.py",
+    "scoring_on_model.json": "python benchmarks/scoring.py --on-model",
     "stages.json": "python benchmarks/stages.py",
     "toy.json": "onefold toy",
     "ablation": "onefold bench ablate",
@@ -455,10 +499,10 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/index.md": (provenance, data),
     "docs/results/detection.md": (
         shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
-        detectors, ablation, demo, toy,
+        detectors, default_score, ablation, demo, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
+    "docs/results/cost.md": (scoring, on_model, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
 }  # fmt: skip
 FOLDS = {

@@ -92,20 +92,64 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
+def on_model() -> list[str]:
+    """What CSD costs on a trained model: passes of the model to score, and seconds of a fit with both scores."""
+    models = result("scoring_on_model")["models"]
+    names = list(models)
+    rows = [
+        [what, *(f"{models[name]['passes'][what]:.2f}" for name in names)]
+        for what in models[names[0]]["passes"]
+        if what != "plain pass"
+    ]
+    fits, share = result("fit_on_model")["fits"], result("fit_on_model")["share_of_the_time"]["cpu_s"]
+    note = (
+        f"A fit on 9,000 images takes {fits['surprisal']['cpu_s']:.0f} CPU seconds, {share:.0%} of the "
+        f'{fits["combined"]["cpu_s"]:.0f} with the score "combined".'
+    )
+    return [*markdown_rows(["passes of the model", *names], rows), "", note]
+
+
+def default_score() -> list[str]:
+    """AUROC of the default score and its rivals on small classifiers, by OOD set."""
+    cells = result("default_score")["cells"]
+    rows = []
+    for name in dict.fromkeys(key.split("/")[1] for key in cells):
+        others = [other for other in (*SETS, "perturbed", "perturbed_clipped") if other != name]
+        for key, cell in cells.items():
+            if key.split("/")[1] == name:
+                label = key.split("/")[0]
+                foreign = [cell[other] for other in others[:4]]
+                figures = {other: f"{cell[other]:.1f}" for other in others}
+                figures[name] = "–"
+                rows.append(
+                    [
+                        name,
+                        label,
+                        f"{mean(foreign):.1f}",
+                        *(figures[o] for o in (*SETS, "perturbed", "perturbed_clipped")),
+                    ]
+                )
+    heads = ["familiar", "detector", "mean of four", *SETS, "perturbed", "perturbed, clipped"]
+    return markdown_rows(heads, rows, text_columns=2)
+
+
 COMMANDS = {
     "agent.json": "python benchmarks/agent.py --out results/agent.json",
     "column.json": "python benchmarks/column.py --out results/column.json",
+    "default_score.json": "python benchmarks/default_score.py DATASETS --ood --out results/default_score.json",
     "detectors.json": "python benchmarks/detectors.py DATASETS --out results/detectors.json",
     "environments.json": "python benchmarks/environments.py --out results/environments.json",
     "environments_two_cores.json": (
         "python benchmarks/environments.py --count 2 4 16 --out results/environments_two_cores.json"
     ),
     "fit.json": "python benchmarks/fit.py --out results/fit.json",
+    "fit_on_model.json": "python benchmarks/fit.py --on-model --out results/fit_on_model.json",
     "growth.json": "python benchmarks/growth.py --out results/growth.json",
     "monitor.json": "python benchmarks/monitor.py --out results/monitor.json",
     "scoring_cpu.json": "python benchmarks/scoring.py --out results/scoring_cpu.json",
     "regression.json": "python benchmarks/regression.py -o results/regression.json",
     "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
+    "scoring_on_model.json": "python benchmarks/scoring.py --on-model --out results/scoring_on_model.json",
     "stages.json": "python benchmarks/stages.py --out results/stages.json",
     "toy.json": "onefold toy --out out/toy",
     "which_method.json": "python benchmarks/which_method.py DATASETS -o results/which_method.json",
@@ -605,6 +649,8 @@ SOURCES = {
     "risk": ("shift",),
     "regression": ("regression.json",),
     "which_method": ("which_method.json",),
+    "default_score": ("default_score.json",),
+    "on_model": ("scoring_on_model.json", "fit_on_model.json"),
     "data": ("shift",),
     "monitor_level": ("monitor.json",),
     "monitor_delay": ("monitor.json",),
@@ -687,10 +733,10 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/index.md": (provenance, data),
     "docs/results/detection.md": (
         shift_headline, shift_auroc, shift_other_sets, shift_differences, shift_units, shift_sets,
-        detectors, ablation, toy,
+        detectors, default_score, ablation, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
+    "docs/results/cost.md": (scoring, on_model, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
     "docs/which-method.md": (which_method, risk, regression),

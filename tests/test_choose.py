@@ -13,6 +13,7 @@ from onefold.detectors import choose
 from onefold.errors import InputError, OnefoldWarning
 from onefold.inputs import open_source
 from onefold.kernels import from_model, logits
+from onefold.nn.train import Recipe
 
 
 class Head(nn.Module):
@@ -131,3 +132,14 @@ def test_bad_input_is_refused_in_one_line() -> None:
         choose_detector(np.zeros((9, 4, 7), np.float32))
     with pytest.raises(InputError, match="seed"):
         choose_detector(vectors(9), seed=-1)
+
+
+def test_a_pretrained_model_is_an_encoder_whatever_its_logits_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = from_model(Head(0.99))
+    settings: Any = type(kernel).settings.fget
+    monkeypatch.setattr(
+        type(kernel), "settings", property(lambda self: {**settings(self), "pretrained": {"name": "x"}})
+    )
+    assert isinstance(choose_detector(vectors(50), kernel), LocalGP)
+    csd = CSD(kernel, recipe=Recipe(steps=3, batch=8)).fit(vectors(50))
+    assert csd.state.spec.classes is None  # pyright: ignore[reportAttributeAccessIssue]

@@ -86,6 +86,7 @@ def test_the_table_of_costs_is_the_committed_result_and_keeps_its_promises(devic
 RESULTS = [
     *("toy.json", "detectors.json", "fit.json", "column.json", "growth.json"),
     *("scoring_cpu.json", "scoring_gpu.json", "agent.json", "stages.json"),
+    *("default_score.json", "fit_on_model.json", "scoring_on_model.json"),
     *("environments.json", "environments_two_cores.json"),
 ]
 RUNS = {

@@ -9,7 +9,7 @@ import torch
 from onefold.core.arguments import check_choice
 from onefold.core.batches import batch_length, check_seed, map_batch, pick_device
 from onefold.detectors.csd import CONFIDENT, CSD
-from onefold.detectors.csd_scorer import ROLES, Role, default_score
+from onefold.detectors.csd_scorer import ROLES, Role, default_score, is_pretrained
 from onefold.detectors.last_layer_gp import LastLayerGP
 from onefold.detectors.local_gp import LocalGP
 from onefold.errors import InputError, warn
@@ -70,7 +70,8 @@ def choose_detector(
         x: Training data, as for `fit`. A few samples are read, and rows are counted.
         model: Trained model, or its kernel from `kernels.from_model`.
         role: "classifier" if the model's logits are of the classes of these data, "encoder" if not. By default it
-            counts as a classifier if the mean of its largest softmax probability is at least ½ on 1,024 samples.
+            counts as a classifier if the mean of its largest softmax probability is at least ½ on 1,024 samples. A
+            model of `kernels.from_pretrained` is an encoder.
         seed: Seed of the detector.
         device: "auto", "cpu", "cuda" or "cuda:1".
         show: Print the reason.
@@ -136,7 +137,9 @@ def _choose_on_pixels(source: Source, shape: tuple[int, ...], common: dict[str, 
 
 @torch.no_grad()
 def _find_role(source: Source, kernel: ModelFeatures, common: dict[str, Any]) -> tuple[Role, str]:
-    """Return the role of a model for these data, by its logits, and the reason."""
+    """Return the role of a model for these data, by its origin or its logits, and the reason."""
+    if is_pretrained(kernel):
+        return "encoder", "from_pretrained"
     total, count = 0.0, 0
     for batch in _examined_batches(source, common):
         logits = kernel.outputs(batch).logits

@@ -33,6 +33,7 @@ from onefold.detectors.csd_scorer import (
     CSDSummary,
     Role,
     default_score,
+    is_pretrained,
     measure_fit,
 )
 from onefold.detectors.diagnosis import Finding, agreement, convergence, familiarity, logits_used
@@ -99,7 +100,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             layer is named, else "combined". For both, a tenth of the training data is held out.
         role: What the model is, for the score "surprisal": "classifier" if its logits are of the classes of these data,
             "encoder" if not. By default it counts as a classifier if the mean of its largest softmax probability over
-            the training data is at least ½.
+            the training data is at least ½, and if it is not from `kernels.from_pretrained`.
         recipe: Steps, batch size and learning rate.
         architecture: Sizes of φ and ψ.
         seed: Seed of all random numbers.
@@ -348,7 +349,10 @@ class CSD(VarianceMixin, Detector, ExportMixin):
         """Return the spec for these raw stages and logits, and the scorer before training."""
         width = None if self.centred is False else kernel.settings["width"] or STAGE_WIDTH
         spec = CSDSpec(
-            **self.settings, inputs=(encodings.samples.shape[1],), centre=width, classes=self._count_classes(encodings)
+            **self.settings,
+            inputs=(encodings.samples.shape[1],),
+            centre=width,
+            classes=self._count_classes(kernel, encodings),
         )
         scorer = self.build(spec).to(self.device)
         set_standardisation(scorer, Standardise.of(encodings.samples))
@@ -360,16 +364,18 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             features.centre = (torch.stack(sums).sum(0) / len(encodings.samples)).float()
         return spec, scorer
 
-    def _count_classes(self, encodings: Encodings) -> int | None:
+    def _count_classes(self, kernel: ModelFeatures, encodings: Encodings) -> int | None:
         """Return the number of logits if they are of the classes of these data, else None; see `role`."""
         classes = encodings.classes
         if self.role == "classifier" and (classes or 0) < 2:
             raise InputError(
                 "the model has no logits of at least 2 classes", argument="role", hint='Pass role="encoder".'
             )
-        if classes is None or classes < 2 or self.role == "encoder":
-            return None
-        return classes if self.role == "classifier" or encodings.confidence >= CONFIDENT else None
+        role = self.role
+        if role is None:
+            is_sure = encodings.confidence >= CONFIDENT and not is_pretrained(kernel)
+            role = "classifier" if is_sure else "encoder"
+        return classes if role == "classifier" and (classes or 0) >= 2 else None
 
     def _reset(self, scorer: CSDScorer, spec: Spec, resets: int) -> None:
         """Replace φ and ψ by new networks behind the same standardisation; each reset has a seed of its own."""

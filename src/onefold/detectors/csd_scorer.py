@@ -119,6 +119,11 @@ def default_score(kernel: Kernel | None) -> ModelScore:
     return "surprisal"
 
 
+def is_pretrained(kernel: ModelFeatures) -> bool:
+    """Return True for a model of `kernels.from_pretrained`: its classes, if it has any, are not those of the data."""
+    return kernel.settings.get("pretrained") is not None
+
+
 @torch.no_grad()
 def measure_fit(scorer: CSDScorer, train: Samples, seed: int, device: torch.device) -> dict[str, float]:
     """Return the `explained` and `dissimilarity` of a `CSDSummary`, over pairs of some training samples."""

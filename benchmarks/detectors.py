@@ -30,6 +30,7 @@ from onefold.nn.nets import Standardise, backbone
 from onefold.nn.train import Draws, Recipe, Training, run
 
 SETS = ("fashion_mnist", "mnist", "kmnist_10k", "notmnist_22k")
+LAYER = "1.flatten"  # its output is the input of the classifier's dense layers
 CLASSIFIER = Recipe(steps=2000, batch=256, lr=1e-3)
 MOST = 5000  # test images of a set
 
@@ -86,9 +87,9 @@ def detectors(x: np.ndarray, y: np.ndarray, seed: int, device: torch.device) -> 
     yield "CSD, no augmentation", CSD(seed=seed, augment=0.0).fit(x)
     yield "LastLayerGP", LastLayerGP(seed=seed).fit(x)
     net = classifier(x, y, seed, device)
-    yield "CSD on a trained model", CSD(from_model(net), seed=seed).fit(x)
-    yield "LastLayerGP on a trained model", LastLayerGP(from_model(net), seed=seed).fit(x)
-    yield "KNN on a trained model", KNN(from_model(net), bank=60_000, seed=seed).fit(x)
+    yield "CSD on a trained model", CSD(from_model(net, LAYER), seed=seed).fit(x)
+    yield "LastLayerGP on a trained model", LastLayerGP(from_model(net, LAYER), seed=seed).fit(x)
+    yield "KNN on a trained model", KNN(from_model(net, LAYER), bank=60_000, seed=seed).fit(x)
     yield "KNN on a trained model, last layer", KNN(from_model(net, "1.mlp.hidden.1"), bank=60_000, seed=seed).fit(x)
     yield "Energy", Energy(net, seed=seed).fit(x)
     yield "ENS(5)", DeepEnsemble(5, seed=seed, recipe=CLASSIFIER).fit(x, y)

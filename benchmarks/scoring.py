@@ -44,11 +44,11 @@ class Classifier(nn.Module):
         )
         assert isinstance(net, Impala)
         self.standardise = Standardise(torch.tensor(0.5), torch.tensor(0.3))
-        self.trunk, self.mlp = net.trunk, net.mlp
+        self.trunk, self.flatten, self.mlp = net.trunk, net.flatten, net.mlp
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = F.relu(self.trunk(self.standardise(x))).flatten(1)
+        z = self.flatten(self.trunk(self.standardise(x)))
         return self.mlp(F.dropout(z, self.dropout, training=self.dropout > 0))
 
 
@@ -88,7 +88,7 @@ def main() -> None:
         finished(model, device)
     recipe = Recipe(steps=20, batch=64)
     csd = CSD(recipe=recipe).fit(x[:TRAIN])
-    post_hoc = CSD(from_model(net), recipe=recipe).fit(x[:TRAIN])
+    post_hoc = CSD(from_model(net, "flatten"), recipe=recipe).fit(x[:TRAIN])
     calls: dict[str, Callable[[np.ndarray], Any]] = {
         "one classifier": lambda x: forward(net, x, device),
         "CSD": csd.score,

@@ -271,7 +271,7 @@ def test_layers_that_do_not_count_samples_first_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.inner(x.transpose(0, 1)).mean(0))
 
-    with pytest.raises(LayerError, match=r"shape \(7, 5, 3\) for 5 samples"):
+    with pytest.raises(LayerError, match=r"shape \(7, 2, 3\) for 2 samples"):
         from_model(SequenceFirst(), "inner").features(torch.zeros(5, 7, 3))
 
 

@@ -128,7 +128,7 @@ def test_a_diagnosis_shows_a_model_only_values_that_it_may_see() -> None:
 
 
 @pytest.mark.parametrize(("user", "width"), [("cnn", 24), ("transformer", 16), ("mlp", 32)])
-def test_features_are_what_enters_the_dense_head(user: str, width: int) -> None:
+def test_features_are_what_enters_the_classifier_head(user: str, width: int) -> None:
     net, _, query = users()[user]
     x = dict(query) if isinstance(query, dict) else torch.as_tensor(query, dtype=torch.float32)
     x = x[:, None] / 255 if user == "cnn" and isinstance(x, torch.Tensor) else x
@@ -160,11 +160,11 @@ def test_what_says_little_to_a_model_lies_opposite_to_the_familiar() -> None:
     assert abs(central.mean()) < 0.05
 
 
-def test_dense_layers_behind_convolutions_are_skipped() -> None:
-    """The convolutional trunk still knows what the dense layers have forgotten."""
+def test_a_named_map_is_flattened() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 20), nn.ReLU(), nn.Linear(20, 3))
-    assert from_model(net).encode(torch.zeros(2, 1, 8, 8)).shape == (2, 4 * 36)
-    assert from_model(net, "4").encode(torch.zeros(2, 1, 8, 8)).shape == (2, 20)
+    x = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(from_model(net, "1").encode(x), net[:3](x).detach())
+    torch.testing.assert_close(from_model(net).encode(x), net[:5](x).detach())
 
 
 def test_features_of_the_train_set_are_computed_once_if_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,11 +199,11 @@ def test_an_exported_program_gives_the_same_features(tmp_path: Path) -> None:
     program = torch.export.export(net.eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, tmp_path / "net.pt2")
     program = torch.export.load(tmp_path / "net.pt2")
-    for layer in (None, "layer1"):
-        torch.testing.assert_close(from_model(program, layer).encode(example), from_model(net, layer).encode(example))
+    torch.testing.assert_close(from_model(program).encode(example), net(example).detach())
+    torch.testing.assert_close(from_model(program, "layer1").encode(example), from_model(net, "layer1").encode(example))
     with pytest.raises(onefold.OnefoldError, match="no layer 'layer9': did you mean 'layer"):
         from_model(program, "layer9")
-    a, b = (onefold.LastLayerGP(from_model(m, width=64)).fit(x).score(query) for m in (net, program))
+    a, b = (onefold.LastLayerGP(from_model(m, "layer1", width=64)).fit(x).score(query) for m in (net, program))
     np.testing.assert_allclose(a, b, rtol=1e-4)
 
 

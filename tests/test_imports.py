@@ -35,8 +35,8 @@ PUBLIC = {
         "__version__", "data", "distil", "exact", "kernels", "load", "metrics", "rl", "sklearn",
     },
     kernels: {
-        "EmpiricalNTK", "Features", "InfiniteMLP", "ModelFeatures", "empirical_ntk", "from_model", "infinite",
-        "last_layer", "logits",
+        "EmpiricalNTK", "Features", "InfiniteMLP", "KernelPair", "ModelFeatures", "ModelOutputs", "empirical_ntk",
+        "from_model", "infinite", "last_layer", "logits",
     },
     exact: {"Gram", "Law", "PrimalGP", "local_bandwidth", "local_variance", "ntk_gp", "reference_ensemble"},
     distil: {

@@ -260,7 +260,7 @@ def test_missing_layers_are_named() -> None:
     with pytest.raises(LayerError, match=r"Sequential has no layer 'encoder': did you mean '0', '1'\?"):
         from_model(net, "encoder")
     with pytest.raises(LayerError, match=r"no nn.Linear"):
-        from_model(nn.Conv2d(1, 2, 3))
+        last_layer(nn.Conv2d(1, 2, 3))
     with pytest.raises(LayerError, match=r"no parameter of Linear is called 'scale'; it has weight, bias"):
         empirical_ntk(nn.Linear(2, 2), ["scale"])
     with pytest.raises(LayerError, match="no parameters"):

@@ -25,6 +25,8 @@ from onefold.inputs.samples import read_train_data
 from onefold.nn.nets import backbone, finished
 
 KIND = "benchmark classifier"
+DENSE_INPUT = "1.flatten"
+"""Name of the layer whose output is the input of the dense layers."""
 LAST_HIDDEN = "1.mlp.hidden.1"
 """Name of the layer before the logits."""
 BATCH = 4096  # images per pass

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onefold.bench.classifier import LAST_HIDDEN, classifier_sizes, load_or_train_classifier
+from onefold.bench.classifier import DENSE_INPUT, LAST_HIDDEN, classifier_sizes, load_or_train_classifier
 from onefold.bench.grid import Augmentation, Preset, Unit, check_seeds
 from onefold.bench.sets import draw_contexts, load_id_set, with_channels
 from onefold.core.batches import pick_device
@@ -204,7 +204,7 @@ class _ChannelAxis(nn.Module):
 
 def _build_csd_on_classifier(unit: Unit, augment: Augmentation, *, share: float) -> Fit:
     x = with_channels(_training_data(unit)[0])
-    kernel = from_model(load_or_train_classifier(unit, augment), seed=unit.seed, capturable=True)
+    kernel = from_model(load_or_train_classifier(unit, augment), DENSE_INPUT, seed=unit.seed, capturable=True)
     recipe = unit.preset.recipe(unit.rate("csd_on_classifier"), warmup=True)
     csd = CSD(kernel, augment=share, recipe=recipe, architecture=_architecture(unit), seed=unit.seed)
     return lambda: csd.fit(x, progress=False)
@@ -212,10 +212,10 @@ def _build_csd_on_classifier(unit: Unit, augment: Augmentation, *, share: float)
 
 def _build_gp_on_classifier(unit: Unit, augment: Augmentation) -> Fit:
     x, net = with_channels(_training_data(unit)[0]), load_or_train_classifier(unit, augment)
-    return lambda: LastLayerGP(from_model(net, seed=unit.seed), seed=unit.seed).fit(x)
+    return lambda: LastLayerGP(from_model(net, DENSE_INPUT, seed=unit.seed), seed=unit.seed).fit(x)
 
 
-def _build_knn_on_classifier(unit: Unit, augment: Augmentation, *, layer: str | None = None) -> Fit:
+def _build_knn_on_classifier(unit: Unit, augment: Augmentation, *, layer: str = DENSE_INPUT) -> Fit:
     x, net = with_channels(_training_data(unit)[0]), load_or_train_classifier(unit, augment)
     return lambda: KNN(from_model(net, layer), bank=BANK, seed=unit.seed).fit(x)
 

@@ -13,7 +13,7 @@ from onefold.detectors.load import load
 from onefold.errors import InputError
 from onefold.inputs import ImageFolder, IndexedSource, Source
 from onefold.inputs.split import track
-from onefold.kernels.programs import load_program
+from onefold.nn.programs import load_program
 
 
 def load_detector(path: Path, model: Path | None, device: str = "auto") -> Detector:

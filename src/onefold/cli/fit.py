@@ -21,7 +21,8 @@ from onefold.detectors.registry import by_command
 from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument
 from onefold.inputs import ImageFolder, Picture, Source, form_of, open_source, split
 from onefold.kernels import from_model
-from onefold.kernels.programs import check_model_accepts_data, load_program, picture_for
+from onefold.kernels.model import check_model_accepts_data, picture_for
+from onefold.nn.programs import load_program
 from onefold.nn.train import CHECKPOINT
 from onefold.types import Model
 

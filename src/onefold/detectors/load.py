@@ -21,15 +21,15 @@ from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryErr
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import HELD_OUT, RESERVOIR_SIZE
-from onefold.kernels import ModelFeatures, from_model, logits
-from onefold.kernels.layers import is_program
+from onefold.kernels import ModelFeatures, from_model
+from onefold.kernels.model import kernel_of, parse_settings
 from onefold.nn.nets import finished
+from onefold.nn.programs import is_program
 from onefold.types import Batch, Kernel, Model
 
 CAPACITIES = {"reservoir": RESERVOIR_SIZE, "held_out": HELD_OUT}
 POSITIVE = ("std", "scale", "count", "bandwidth")  # names of weights that are divisors
 LARGEST_TRIAL = 2**18  # numbers in a sample that is scored once to check the file
-LONGEST_LAYER = 1000  # characters of a layer's name
 OTHER_KERNEL = "the kernel is not the one that this detector was fitted with (another model, layer or width)"
 
 
@@ -102,8 +102,10 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
         if model is not None:
             raise InputError(f"{path} was not fitted on a model", argument="model", hint="Load it without one.")
         return None
-    if not _are_settings(settings):
-        raise FileError(f"{path}: damaged, its kernel has settings that no kernel has")
+    try:
+        parsed = parse_settings(settings) if settings != {} else None  # {} for a kernel that is not of a model
+    except InputError:
+        raise FileError(f"{path}: damaged, its kernel has settings that no kernel has") from None
     if model is None:
         raise InputError(
             f"{path} was fitted on a model or kernel that is not in the file", argument="model", hint="Pass it as well."
@@ -115,25 +117,9 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
             )
         return model
     try:
-        return logits(model) if "outputs" in settings else from_model(model, **settings)
+        return from_model(model) if parsed is None else kernel_of(model, parsed)
     except (InputError, LayerError) as error:
         raise FileError(f"{path}: was fitted on another model: {error.problem}") from None
-
-
-def _are_settings(settings: Any) -> bool:
-    """Return True for settings of `from_model` or `logits`, and for {}, those of any other kernel."""
-    if not isinstance(settings, dict) or not settings:
-        return settings == {}
-    layer = settings.get("layer")
-    return (
-        settings.keys() - {"outputs"} == {"layer", "width", "normalise", "seed"}
-        and settings.get("outputs", True) is True
-        and (layer is None or isinstance(layer, str | int))
-        and len(str(layer)) <= LONGEST_LAYER
-        and isinstance(settings["width"], int | None)
-        and isinstance(settings["normalise"], int)
-        and isinstance(settings["seed"], int)
-    )
 
 
 def _check_takes_kernel(method: type[Detector], kernel: Kernel | None, path: Path) -> None:

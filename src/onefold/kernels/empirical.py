@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev, vmap
 from onefold.core.batches import batch_length, batch_tensors, map_batch
 from onefold.core.runtime import available, require
 from onefold.errors import InputError, LayerError
-from onefold.kernels.layers import call, evaluation_mode, to_model
+from onefold.nn.modules import call, evaluation_mode, to_model
 from onefold.types import Batch
 
 

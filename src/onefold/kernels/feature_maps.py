@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from onefold.errors import InputError
-from onefold.kernels.features import Features
+from onefold.kernels.last_layer import Features
 from onefold.kernels.model import ModelFeatures
 from onefold.nn.nets import Prior
 from onefold.types import FeatureKernel, Kernel

@@ -1,33 +1,77 @@
 """Kernels on the features of a user's trained model, which stays unchanged."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
-from torch.fx import GraphModule
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_integer
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.errors import InputError, LayerError
-from onefold.kernels.features import SLICE, FeatureProduct
-from onefold.kernels.layers import (
-    cut_program,
-    find_layer,
-    first_dense,
-    flattened,
-    is_program,
-    program_inputs,
-    run_model,
-    tap,
-    to_model,
-)
+from onefold.core.memory import available, require
+from onefold.core.schema import from_json
+from onefold.errors import InputError, LayerError, OnefoldError
+from onefold.inputs import Picture, Source, form_of
+from onefold.inputs.reader import Prepare, Reader
+from onefold.kernels.embedding import ModelOutputs, ModuleEncoder, Places, program_outputs
+from onefold.kernels.last_layer import SLICE, FeatureProduct
+from onefold.nn.modules import flattened, run_model
+from onefold.nn.programs import cut_program, input_shapes, is_program, program_caller
 from onefold.types import Batch, Model
 
 MAX_WIDTH = 2**17
+LARGEST_EMBEDDING = 2**30  # numbers, in a file
+LONGEST_NAME = 1000  # characters of a layer's name in a file
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A frozen model that gives embeddings; `places` and `description` may be unknown before the first batch."""
+
+    @property
+    def description(self) -> str:
+        """Size and origin of the embedding, such as "384 numbers, pooler_output"."""
+        ...
+
+    @property
+    def places(self) -> Places | None:
+        """Where the outputs are in the model, or None."""
+        ...
+
+    def outputs(self, x: Any, *, stages: bool) -> ModelOutputs:
+        """Return the outputs of one forward pass, with pooled stages if `stages` is set."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What determines a kernel on a model, besides the model; stored in the files of detectors.
+
+    Args:
+        layer: Name of the layer that outputs the embedding, or None.
+        width: Width of the random layer, or None.
+        normalise: Scale features to unit length.
+        seed: Seed of the random layer.
+        outputs: True for the model's outputs, `kernels.logits`.
+        places: Where the outputs of the model are, after the first batch.
+    """
+
+    layer: str | None
+    width: int | None
+    normalise: bool
+    seed: int
+    outputs: bool
+    places: Places | None
+
+    def __post_init__(self) -> None:
+        if self.width is not None:
+            check_integer(self.width, "width", 1, MAX_WIDTH)
+        check_integer(self.seed, "seed", 0)
 
 
 def from_model(
@@ -39,16 +83,18 @@ def from_model(
     seed: int = 0,
     capturable: bool = False,
 ) -> "ModelFeatures":
-    """Return the kernel of a trained model's features.
+    """Return the kernel of a trained model's embeddings.
 
-    The features z go through a random ReLU layer, √(2/width) · relu(z R) with R ~ N(0, 1/D). As the width grows, the
-    kernel becomes the arc-cosine kernel of z. The model may take a tensor, a tuple of tensors or a dict. It is neither
-    moved nor changed, and it stays in its mode.
+    The embedding z is the tensor that the model's authors document as such; the guide lists them. It goes through a
+    random ReLU layer, √(2/width) · relu(z R) with R ~ N(0, 1/D). As the width grows, the kernel becomes the arc-cosine
+    kernel of z. The model may take a tensor, a tuple of tensors or a dict. It is neither moved nor changed, and it
+    stays in its mode.
 
     Args:
         net: A `torch.nn.Module` or a `torch.export` program.
-        layer: Name of the layer that outputs the features. By default the features are the input of the dense head: of
-            the last `nn.Linear`, or of the first of several that follow convolutions.
+        layer: Name of the layer whose output is the embedding, flattened to one row per sample: a map [C, H, W] gives
+            C · H · W numbers. By default the input of the classifier head, or what the model without a head returns;
+            of a `torch.export` program what it returns.
         width: Width of the random layer; None leaves it out.
         normalise: Scale features to unit length.
         seed: Seed of the random layer.
@@ -60,15 +106,18 @@ def from_model(
 
     Raises:
         InputError: `net` is not a model, or `width` or `seed` is out of range.
-        LayerError: The model has no such layer.
+        LayerError: The model has no such layer. At the first batch: its embedding cannot be determined.
     """
     _check_model(net)
-    width = None if width is None else check_integer(width, "width", 1, MAX_WIDTH)
-    settings = {"layer": layer, "width": width, "normalise": normalise, "seed": check_integer(seed, "seed", 0)}
-    if is_program(net):
-        return ModelFeatures(cut_program(net, layer), settings, capturable=capturable)
-    module = first_dense(net) if layer is None else find_layer(net, layer)
-    return ModelFeatures(lambda x: tap(net, module, x, before=layer is None), settings, capturable=capturable)
+    settings = ModelSettings(
+        layer=None if layer is None else str(layer),
+        width=width,
+        normalise=bool(normalise),
+        seed=seed,
+        outputs=False,
+        places=None,
+    )
+    return kernel_of(net, settings, capturable=capturable)
 
 
 def logits(net: Model) -> "ModelFeatures":
@@ -84,12 +133,82 @@ def logits(net: Model) -> "ModelFeatures":
         InputError: `net` is not a model.
     """
     _check_model(net)
-    settings = {"layer": None, "width": None, "normalise": False, "seed": 0, "outputs": True}
-    if is_program(net):
-        module = net.module()
-        assert isinstance(module, GraphModule)
-        return ModelFeatures(lambda x: flattened(module(*program_inputs(module, to_model(module, x)))), settings)
-    return ModelFeatures(lambda x: run_model(net, x), settings)
+    settings = ModelSettings(layer=None, width=None, normalise=False, seed=0, outputs=True, places=None)
+    return kernel_of(net, settings)
+
+
+def kernel_of(net: Model, settings: ModelSettings, *, capturable: bool = False) -> "ModelFeatures":
+    """Return the kernel on a model with these settings; raise LayerError if the model lacks a layer of them."""
+    if settings.outputs:
+        encoder: Encoder = OutputEncoder(net)
+    elif is_program(net):
+        encoder = ProgramEncoder(net, settings.layer)
+    else:
+        encoder = ModuleEncoder(net, settings.layer, settings.places)
+    return ModelFeatures(encoder, settings, capturable=capturable)
+
+
+def parse_settings(content: Any) -> ModelSettings:
+    """Return the settings in a detector's file; raise InputError if no kernel has them."""
+    settings = from_json(ModelSettings, content, "kernel")
+    names = {settings.layer or ""} | (set() if settings.places is None else settings.places.modules)
+    if any(len(name) > LONGEST_NAME for name in names):
+        raise InputError("the name of a layer is too long", argument="kernel")
+    if settings.places is not None and not 0 < settings.places.size <= LARGEST_EMBEDDING:
+        raise InputError("the embedding has an impossible size", argument="kernel")
+    return settings
+
+
+class ProgramEncoder:
+    """Outputs of a `torch.export` program: one embedding, or a pair of logits and embedding.
+
+    Args:
+        program: Program.
+        layer: Name of the layer whose output is the embedding; None takes what the program returns.
+
+    Raises:
+        LayerError: The program has no such layer.
+    """
+
+    places = None
+
+    def __init__(self, program: Model, layer: str | None) -> None:
+        self._call = program_caller(program) if layer is None else cut_program(program, layer)
+        self._layer, self.description = layer, ""
+
+    def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
+        """Return the outputs of one call; a program has no stages."""
+        del stages
+        output = self._call(x)
+        if self._layer is None:
+            outputs, origin = program_outputs(output)
+        else:
+            outputs, origin = ModelOutputs(flattened(output).float()), f"output of {self._layer}"
+        self.description = f"{outputs.embedding.shape[1]:,} numbers, {origin}"
+        return outputs
+
+
+class OutputEncoder:
+    """The first tensor that a model returns, as logits and embedding.
+
+    Args:
+        net: Model.
+    """
+
+    places = None
+
+    def __init__(self, net: Model) -> None:
+        self._call = program_caller(net) if is_program(net) else lambda x: run_model(net, x)
+        self.description = "output"
+
+    def outputs(self, x: Batch, *, stages: bool) -> ModelOutputs:
+        """Return the outputs of one call."""
+        del stages
+        output = self._call(x)
+        entry = output.get("logits") if isinstance(output, Mapping) else None
+        rows = flattened(output if entry is None else entry).float()
+        self.description = f"{rows.shape[1]:,} numbers, output"
+        return ModelOutputs(rows, rows if rows.shape[1] > 1 else None)
 
 
 class ModelFeatures(FeatureProduct):
@@ -98,15 +217,15 @@ class ModelFeatures(FeatureProduct):
     `from_model` and `logits` make it. The model and these settings determine the kernel.
 
     Args:
-        encoder: Function from a batch to the model's features [N, D].
+        encoder: Gives the outputs of the model.
         settings: Arguments of `from_model`.
         capturable: True if `encoder` can be part of a CUDA graph.
     """
 
-    def __init__(self, encoder: Callable[[Any], Tensor], settings: dict[str, Any], *, capturable: bool = False) -> None:
-        self.capturable = capturable
-        self._encoder, self.settings, self.normalise = encoder, settings, settings["normalise"]
-        self._projection = None if settings["width"] is None else _RandomReLU(settings["width"], settings["seed"])
+    def __init__(self, encoder: Encoder, settings: ModelSettings, *, capturable: bool = False) -> None:
+        self.capturable, self.normalise = capturable, settings.normalise
+        self._encoder, self._settings = encoder, settings
+        self._projection = None if settings.width is None else _RandomReLU(settings.width, settings.seed)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
@@ -117,16 +236,54 @@ class ModelFeatures(FeatureProduct):
     def __deepcopy__(self, memo: object) -> "ModelFeatures":
         return self  # immutable, and the model belongs to the user
 
-    def encode(self, x: Batch) -> Float[Tensor, "n d"]:
-        """Return the model's features in float32, on the device of `x`.
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(features: {self.description or 'determined at the first batch'})"
+
+    @property
+    def description(self) -> str:
+        """Size and origin of the embedding, such as "384 numbers, pooler_output"; empty before the first batch."""
+        return self._encoder.description
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the kernel, besides the model, as JSON content for a detector's file."""
+        return asdict(replace(self._settings, places=self._encoder.places))
+
+    def outputs(self, x: Batch) -> ModelOutputs:
+        """Return embedding, logits and pooled stages, from one forward pass of the model.
+
+        The first call makes another pass, of two samples, to find the classifier head and the ends of the stages.
 
         Args:
             x: Inputs.
 
         Returns:
-            Features [N, D].
+            Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None: channel means and maxima of each
+            stage of a convolutional network, one token or the mean of tokens at four depths of a transformer, or the
+            hidden layers of an MLP. All are in float32 on the device of `x`, and none is standardised.
+
+        Raises:
+            LayerError: The model's embedding cannot be determined.
+            NotEnoughMemoryError: The embeddings do not fit into memory.
         """
-        return self._encoder(x).to(batch_tensors(x)[0].device, torch.float32)
+        device = batch_tensors(x)[0].device
+        values = self._encoder.outputs(x, stages=True)
+        return ModelOutputs(*(None if value is None else value.to(device, torch.float32) for value in values))  # pyright: ignore[reportArgumentType]
+
+    def encode(self, x: Batch) -> Float[Tensor, "n d"]:
+        """Return the model's embedding in float32, not standardised, on the device of `x`.
+
+        Args:
+            x: Inputs.
+
+        Returns:
+            Embedding [N, D].
+
+        Raises:
+            LayerError: The model's embedding cannot be determined.
+            NotEnoughMemoryError: The embeddings do not fit into memory.
+        """
+        return self._encoder.outputs(x, stages=False).embedding.to(batch_tensors(x)[0].device, torch.float32)
 
     def project(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
         """Return φ(x) of encoded inputs.
@@ -165,6 +322,30 @@ class ModelFeatures(FeatureProduct):
         return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
 
 
+def picture_for(net: Model) -> Picture | None:
+    """Return the size of the images that a model takes, or None if it takes images of any size or other data."""
+    shapes = [shape[1:] for shape in input_shapes(net) if len(shape) == 4]
+    if len(shapes) != 1 or not all(isinstance(size, int) for size in shapes[0]) or shapes[0][0] not in (1, 3):
+        return None
+    channels, height, width = shapes[0]
+    return Picture(height, width, channels)
+
+
+def check_model_accepts_data(path: Path, kernel: Any, source: Source, name: str) -> None:
+    """Raise InputError if a model does not accept the first samples of a source."""
+    first = next(source.batches(2))
+    reader = Reader.infer(first, form_of(source), as_given=True)
+    batch = Prepare(reader)(reader.check(first, name))
+    try:
+        kernel.encode(batch)
+    except OnefoldError:
+        raise
+    except Exception as error:  # a user's model may fail in any way
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        shape = tuple(batch.shape[1:])
+        raise InputError(f"{path}: cannot take samples of shape {shape} from {name} ({reason})") from None
+
+
 def _check_model(net: object) -> None:
     if isinstance(net, nn.Module) or is_program(net):
         return
@@ -189,6 +370,9 @@ class _RandomReLU:
     def __call__(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
         if self._matrix is None:
             generator = Generator().manual_seed(self._seed)
+            what = f"a random layer of {self._width:,} features on an embedding of {z.shape[1]:,} numbers"
+            way_out = "name a layer after the pooling, or pass a smaller width"
+            require(8 * z.shape[1] * self._width, available(torch.device("cpu")), what=what, way_out=way_out)
             self._matrix = torch.randn(z.shape[1], self._width, generator=generator) / math.sqrt(z.shape[1])
         if len(self._matrix) != z.shape[1]:
             raise LayerError(

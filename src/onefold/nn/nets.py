@@ -108,6 +108,7 @@ class Impala(nn.Module):
             ]
             inputs, height, width = count, (height + 1) // 2, (width + 1) // 2
         self.trunk = nn.Sequential(*stages)
+        self.flatten = nn.Sequential(nn.ReLU(), nn.Flatten())
         self.mlp = MLP(inputs * height * width, hidden, outputs)
 
     @property
@@ -117,7 +118,7 @@ class Impala(nn.Module):
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n width"]:
         if self.fused:
             return self.mlp.features(trunks([self], [x])[0])
-        return self.mlp.features(F.relu(self.trunk(x)).flatten(1))
+        return self.mlp.features(self.flatten(self.trunk(x)))
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n outputs"]:
         return self.head(self.features(x))

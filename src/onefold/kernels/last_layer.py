@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.kernels.layers import last_linear, tap, to_model
+from onefold.nn.modules import last_linear, read_layer, to_model
 from onefold.nn.nets import MLP, NTKMLP, Impala
 from onefold.types import Batch
 
@@ -104,4 +104,4 @@ def last_layer(net: nn.Module, *, normalise: bool = False) -> Features:
 
         return Features(last_hidden, normalise=normalise)
     head = last_linear(net)
-    return Features(lambda x: tap(net, head, x, before=True), normalise=normalise)
+    return Features(lambda x: read_layer(net, head, x, before=True), normalise=normalise)

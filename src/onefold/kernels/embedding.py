@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from onefold.core.batches import batch_tensors, map_batch
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.errors import LayerError
 from onefold.kernels.stages import Stage, find_stages, mean_of_tokens, stage_taps
 from onefold.nn.modules import (

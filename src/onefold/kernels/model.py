@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.core.arguments import check_integer
 from onefold.core.batches import batch_slices, batch_tensors
-from onefold.core.memory import available, require
+from onefold.core.runtime import available, require
 from onefold.core.schema import from_json
 from onefold.errors import InputError, LayerError, OnefoldError
 from onefold.inputs import Picture, Source, form_of

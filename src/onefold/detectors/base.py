@@ -308,6 +308,28 @@ class Detector(ABC):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit first")
         return self._state
 
+    def merge(self: AnyDetector, other: "Detector") -> AnyDetector:
+        """Add the training data of another detector, which was fitted on another part of the data.
+
+        `LastLayerGP`, `LocalGP` and `KNN` can be merged. Both detectors must have the same settings and features: fit
+        the first part alone, the others with `fit(x, like=first)`. Afterwards calibrate again.
+
+        Args:
+            other: Detector of the same method; it is not changed.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The method cannot be merged, or the detectors differ in more than their data.
+            NotFittedError: Before `fit`.
+        """
+        del other
+        raise InputError(
+            f"{type(self).__name__}: detectors of this method cannot be merged. Fit one on all data, or use "
+            "LastLayerGP, LocalGP or KNN."
+        )
+
     def save(self, path: str | Path, *, samples: bool = True) -> None:
         """Write the detector to one file, atomically: tensors in safetensors, everything else in a JSON header.
 

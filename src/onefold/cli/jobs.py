@@ -204,6 +204,8 @@ class Score(Job):
     """Table to write: .csv or .parquet."""
     report: Annotated[Path | None, _option("PAGE.html")] = None
     """Also write an HTML page that shows the inputs with their scores."""
+    explain: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Explain the N most unfamiliar inputs, here and on the page: which patches or columns raise their scores."""
     model: ModelFile = None
     """Model of the fit, if it had one."""
     device: str = "auto"

@@ -8,18 +8,23 @@ import numpy as np
 from onefold.cli.console import print_lines
 from onefold.cli.files import check_outputs, load_detector, max_count, write_skipped
 from onefold.cli.jobs import Score
+from onefold.core.arguments import check_integer
 from onefold.core.progress import show_spinner, track_progress
 from onefold.core.runtime import trim_memory
 from onefold.core.storage import write_bytes
+from onefold.detectors.base import Detector
+from onefold.detectors.explain import Explanation
 from onefold.errors import renamed_argument
-from onefold.inputs import ImageFolder, open_source
+from onefold.inputs import ImageFolder, Source, open_source, select
 from onefold.report.score_table import check_table, write_table
+from onefold.types import Scores
 
 
 @trim_memory()
 def run(job: Score) -> None:
     """Score the data batch by batch and write the outputs."""
     check_table(job.out)
+    check_integer(job.explain, "explain", 0)
     check_outputs([job.out] if job.report is None else [job.out, job.report], [job.detector, job.data, job.model])
     detector = load_detector(job.detector, job.model, job.device)
     with renamed_argument("x", job.data):
@@ -38,6 +43,7 @@ def run(job: Score) -> None:
                 inputs.add(raw)
         scores = np.concatenate(parts)
         names = source.names if isinstance(source, ImageFolder) else [str(i) for i in range(len(scores))]
+        explanations = _explain(detector, source, scores, job.explain)
         columns: dict[str, Any] = {"name": names, "score": scores}
         if detector.alarm is not None:
             columns |= {"pvalue": detector.alarm.pvalues(scores), "is_ood": scores > detector.threshold}
@@ -54,7 +60,24 @@ def run(job: Score) -> None:
 
             with show_spinner("drawing the page"):
                 title = Path(job.data).name
-                page = score_page(detector, source, names, scores, title=title, notes=skipped, inputs=inputs)
+                page = score_page(
+                    detector, source, names, scores,
+                    title=title, notes=skipped, inputs=inputs, explanations=explanations,
+                )  # fmt: skip
                 write_bytes(job.report, render(page).encode())
             notes.append(f"Page: {job.report}")
+    for i, explanation in explanations.items():
+        notes += ["", names[i], *str(explanation).splitlines()]
     print_lines(*notes)
+
+
+def _explain(detector: Detector, source: Source, scores: Scores, count: int) -> dict[int, Explanation]:
+    """Return explanations of the inputs with the largest scores by their positions, the largest score first."""
+    if not count:
+        return {}
+    chosen = np.argsort(-scores, kind="stable")[:count]
+    ordered = np.sort(chosen)  # a stream is read in order
+    with show_spinner("explaining"):
+        explained = detector.explain(select(source, ordered))
+    by_position = dict(zip(ordered.tolist(), explained, strict=True))
+    return {i: by_position[i] for i in chosen.tolist()}

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.base import Detector
 from onefold.detectors.build import Spec, Summary, feature_map, set_standardisation, streams
+from onefold.detectors.merge import like_state, merge_states
 from onefold.detectors.state import DetectorState
 from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
@@ -86,18 +87,24 @@ class BankDetector(Detector):
     def make_scorer(self, spec: Any, features: FeatureMap, *, device: str) -> BankScorer:
         """Return a scorer with an empty bank."""
 
-    def fit(self: AnyBankDetector, x: ArrayLike) -> AnyBankDetector:
+    def fit(self: AnyBankDetector, x: ArrayLike, *, like: AnyBankDetector | None = None) -> AnyBankDetector:
         """Fit on in-distribution data without labels.
 
         Args:
             x: Training data, as in `CSD.fit`.
+            like: Fitted detector whose layout, standardisation and features are used, so that the two can be merged.
 
         Returns:
             This detector.
 
         Raises:
-            InputError: The data cannot be used, or it has too few samples.
+            InputError: The data cannot be used, it has too few samples, or `like` has other settings.
         """
+        if like is not None:
+            spec = like.state.spec
+            assert isinstance(spec, BankSpec)
+            state, salt = like_state(self, like, replace(spec, shape=(0, 0)), x)
+            return self._add(state, Reservoir(self.bank, self.seed, salt), x)
         data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         self._check_count(len(data.samples))
         inputs = data.reader.sample_shape if self.kernel is None else ()
@@ -112,7 +119,6 @@ class BankDetector(Detector):
                 bank.add(scorer.features(batch))
         return self._finish(DetectorState.from_data(data, scorer, spec, self.device), bank)
 
-    @torch.no_grad()
     def update(self: AnyBankDetector, x: ArrayLike, *, half_life: float | None = None) -> AnyBankDetector:
         """Add new in-distribution data; afterwards calibrate again.
 
@@ -128,13 +134,36 @@ class BankDetector(Detector):
             InputError: The data does not have the layout of the training data.
         """
         state = self.state
-        state = replace(state, scorer=copy.deepcopy(state.scorer), reservoir=state.reservoir.copy())
-        bank = _restore_bank(state)
+        return self._add(replace(state, reservoir=state.reservoir.copy()), _restore_bank(state), x, half_life)
+
+    def merge(self: AnyBankDetector, other: Detector) -> AnyBankDetector:
+        """Add the training data of another detector: its bank is a random sample of both. See `Detector.merge`.
+
+        Args:
+            other: Detector with the same settings and features; it is not changed.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The detectors differ in more than their data.
+        """
+        state = merge_states(self, other)
+        state = replace(state, scorer=copy.deepcopy(state.scorer))
+        return self._finish(state, _restore_bank(state).merge(_restore_bank(other.state)))
+
+    @torch.no_grad()
+    def _add(
+        self: AnyBankDetector, state: DetectorState, bank: Reservoir, x: ArrayLike, half_life: float | None = None
+    ) -> AnyBankDetector:
+        """Add data to the bank and to the reservoir of `state`, and replace the state."""
+        state = replace(state, scorer=copy.deepcopy(state.scorer))
         scorer = _bank_scorer(state)
         for raw in state.reader.batches(x):
             state.reservoir.add(raw, half_life)
             for batch in state.prepared(raw):
                 bank.add(scorer.features(batch), half_life)
+        self._check_count(len(bank))
         return self._finish(state, bank)
 
     def build(self, spec: Any, *, meta: bool = False) -> BankScorer:

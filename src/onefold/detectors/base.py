@@ -19,6 +19,7 @@ from onefold.core.batches import concatenate, named
 from onefold.detectors.alarm import Alarm, AnyAlarm, GroupAlarms, benjamini_hochberg, check_rate
 from onefold.detectors.build import Spec, Summary
 from onefold.detectors.diagnosis import Diagnosis, Finding, likeness, signal
+from onefold.detectors.explain import PATCHES, Explanation, explain
 from onefold.detectors.export import export
 from onefold.detectors.raw_inputs import Inputs
 from onefold.detectors.save import KIND, contents, probe
@@ -251,6 +252,29 @@ class Detector(ABC):
             print(diagnosis)
         return diagnosis
 
+    def explain(self, x: ArrayLike, *, patches: int = PATCHES) -> list[Explanation]:
+        """Return why each input is unfamiliar: how much its score falls when one part of it has a typical value.
+
+        Parts of images are patches, replaced by the mean of the stored training images. Parts of tables and vectors are
+        columns, replaced by the median of the stored samples or by the most frequent category. An explanation scores
+        each input once more for every part: 64 times for an image, C times for C columns. Each call also compares the
+        inputs with the stored samples, to name the nearest ones.
+
+        Args:
+            x: Inputs, as in `score`; best a few with large scores.
+            patches: Number of patches along each side of an image.
+
+        Returns:
+            One explanation per input.
+
+        Raises:
+            InputError: The inputs are no images, tables or vectors, or the detector was saved without samples. Tables
+                need none: their means replace the medians.
+            NotFittedError: Before `fit`.
+        """
+        search = None if self.remembered is None else self.neighbour_search()
+        return explain(self.state, search, x, patches)
+
     def neighbours(self, x: ArrayLike, k: int = 5) -> NDArray[np.int64]:
         """Return the k stored training samples nearest to each input.
 
@@ -314,6 +338,28 @@ class Detector(ABC):
         if self._state is None:
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit first")
         return self._state
+
+    def merge(self: AnyDetector, other: "Detector") -> AnyDetector:
+        """Add the training data of another detector, which was fitted on another part of the data.
+
+        `LastLayerGP`, `LocalGP` and `KNN` can be merged. Both detectors must have the same settings and features: fit
+        the first part alone, the others with `fit(x, like=first)`. Afterwards calibrate again.
+
+        Args:
+            other: Detector of the same method; it is not changed.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The method cannot be merged, or the detectors differ in more than their data.
+            NotFittedError: Before `fit`.
+        """
+        del other
+        raise InputError(
+            f"{type(self).__name__}: detectors of this method cannot be merged. Fit one on all data, or use "
+            "LastLayerGP, LocalGP or KNN."
+        )
 
     def save(self, path: str | Path, *, samples: bool = True) -> None:
         """Write the detector to one file, atomically: tensors in safetensors, everything else in a JSON header.

@@ -14,6 +14,7 @@ from onefold.core.arguments import check_choice, check_integer, check_number, ch
 from onefold.core.batches import check_seed, pick_device
 from onefold.detectors.base import Detector, ExportMixin, VarianceMixin
 from onefold.detectors.build import CHANNELS, Spec, check_kernel, feature_map, set_standardisation, streams
+from onefold.detectors.merge import like_state, merge_states
 from onefold.detectors.state import DetectorState
 from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
 from onefold.distil.fit import iterate_slices
@@ -164,18 +165,21 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         self.seed = check_seed(seed)
         self.device = pick_device(device)
 
-    def fit(self, x: ArrayLike) -> "LastLayerGP":
+    def fit(self, x: ArrayLike, *, like: "LastLayerGP | None" = None) -> "LastLayerGP":
         """Fit on in-distribution data without labels.
 
         Args:
             x: Training data, as in `CSD.fit`.
+            like: Fitted detector whose layout, standardisation and features are used, so that the two can be merged.
 
         Returns:
             This detector.
 
         Raises:
-            InputError: The data cannot be used, or its features are all zero or not finite.
+            InputError: The data cannot be used, its features are all zero or not finite, or `like` has other settings.
         """
+        if like is not None:
+            return self._add(like_state(self, like, like.state.spec, x)[0], x)
         data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
         if isinstance(self.kernel, FeatureKernel):
             inputs, width = (), self.kernel.features(data.samples[torch.arange(2, device=self.device)]).shape[1]
@@ -206,8 +210,30 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         Raises:
             InputError: The data does not have the layout of the training data.
         """
-        state = self.state
-        state = replace(state, scorer=copy.deepcopy(state.scorer), reservoir=state.reservoir.copy())
+        return self._add(replace(self.state, reservoir=self.state.reservoir.copy()), x, half_life)
+
+    @torch.no_grad()
+    def merge(self, other: Detector) -> "LastLayerGP":
+        """Add the training data of another detector; exact, because S is a sum over samples. See `Detector.merge`.
+
+        Args:
+            other: Detector with the same settings and features; it is not changed.
+
+        Returns:
+            This detector.
+
+        Raises:
+            InputError: The detectors differ in more than their data.
+        """
+        state = merge_states(self, other)
+        state = replace(state, scorer=copy.deepcopy(state.scorer))
+        scorer, added = _gp_scorer(state), _gp_scorer(other.state)
+        scorer.count += added.count.to(self.device)
+        return self._finish(state, scorer.gram + added.gram.to(self.device))
+
+    def _add(self, state: DetectorState, x: ArrayLike, half_life: float | None = None) -> "LastLayerGP":
+        """Add data to S and to the reservoir of `state`, and replace the state."""
+        state = replace(state, scorer=copy.deepcopy(state.scorer))
         scorer = _gp_scorer(state)
         gram = scorer.gram
         for raw in state.reader.batches(x):

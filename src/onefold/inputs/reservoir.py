@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from onefold.core import storage
 from onefold.core.arguments import check_number
 from onefold.core.batches import batch_length, batch_tensors, concatenate, map_batch, named
+from onefold.errors import InputError
 from onefold.types import Batch
 
 MIN_SAMPLES = 16  # kept even with a short half-life
@@ -27,11 +28,12 @@ class Reservoir:
     half-life / ln 2 samples are kept, the sum of the weights of an endless stream. A capacity of 0 keeps nothing.
     """
 
-    def __init__(self, capacity: int, seed: int) -> None:
+    def __init__(self, capacity: int, seed: int, salt: int = 0) -> None:
+        """`salt` distinguishes reservoirs of one seed that are to be merged."""
         self.capacity, self.seen, self.age = capacity, 0, 0.0
         self._keys: list[NDArray[np.float64]] = []
         self._parts: list[Batch] = []  # joined lazily: joining every batch would take quadratic time
-        self._generator = np.random.default_rng([seed, 0x5EED])
+        self._generator = np.random.default_rng([seed, 0x5EED, salt])
 
     def __len__(self) -> int:
         return sum(map(len, self._keys))
@@ -52,7 +54,7 @@ class Reservoir:
     def subsample(self, count: int) -> Batch:
         """Return a random part of the kept samples: those with the largest keys."""
         assert self.samples is not None
-        chosen = torch.from_numpy(np.sort(np.argsort(-self.keys, kind="stable")[:count]))
+        chosen = torch.from_numpy(self._largest(count))
         return map_batch(lambda t: t[chosen], self.samples)
 
     def add(self, batch: Batch, half_life: float | None = None) -> "Reservoir":
@@ -69,8 +71,32 @@ class Reservoir:
         self._parts.append(map_batch(lambda t: t.detach().cpu().clone(), batch))
         limit = self.capacity if half_life is None else min(self.capacity, max(MIN_SAMPLES, math.ceil(1 / rate)))
         if len(self) > limit:
-            self._keep(np.sort(np.argsort(-self.keys, kind="stable")[:limit]))
+            self._keep_largest(limit)
         return self
+
+    def merge(self, other: "Reservoir") -> "Reservoir":
+        """Return a reservoir of two streams, whose newest samples have the same age; it goes on as this one.
+
+        It keeps nothing if one of the two keeps nothing: a sample of one stream would not be one of both.
+
+        Raises:
+            InputError: Both contain the same samples, or samples that were drawn with the same random numbers.
+        """
+        merged = self.copy()
+        merged.capacity, merged.age = min(self.capacity, other.capacity), max(self.age, other.age)
+        merged.seen = self.seen + other.seen if merged.capacity else 0
+        pairs = [(stream.keys + (merged.age - stream.age), stream.samples) for stream in (self, other)]
+        merged._keys = [keys for keys, samples in pairs if samples is not None] if merged.capacity else []
+        merged._parts = [samples for _, samples in pairs if samples is not None] if merged.capacity else []
+        if len(np.unique(merged.keys)) < len(merged):
+            raise InputError(
+                "contains the same samples, or samples drawn with the same random numbers",
+                argument="other",
+                hint="Fit it on other data, with like= this detector.",
+            )
+        if len(merged) > merged.capacity:
+            merged._keep_largest(merged.capacity)
+        return merged
 
     def remove(self, batch: Batch | None) -> "Reservoir":
         """Remove the samples of `batch`, each as often as it occurs there, and return self."""
@@ -95,6 +121,13 @@ class Reservoir:
         other._parts, other._keys, other.seen, other.age = [*self._parts], [*self._keys], self.seen, self.age
         other._generator.bit_generator.state = self._generator.bit_generator.state
         return other
+
+    def _largest(self, count: int) -> NDArray[np.int64]:
+        """Return the rows with the largest keys, in order."""
+        return np.sort(np.argsort(-self.keys, kind="stable")[:count])
+
+    def _keep_largest(self, count: int) -> None:
+        self._keep(self._largest(count))
 
     def _keep(self, rows: NDArray[np.int64]) -> None:
         index, samples = torch.from_numpy(rows), self.samples

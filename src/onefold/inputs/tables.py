@@ -278,6 +278,14 @@ class Column:
         rest = 1 - math.fsum(self.frequencies)
         return rest if self.kind == "category" and rest > 1e-9 else 0.0
 
+    def text(self, code: float) -> str:
+        """Return an encoded value as people read it."""
+        if math.isnan(code):
+            return "missing"
+        if self.kind == "number":
+            return f"{code:.6g}"
+        return self.categories[int(code)] if code >= 0 else "(another)"
+
 
 @dataclass(frozen=True)
 class Table:

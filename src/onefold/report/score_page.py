@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ import onefold
 from onefold.core.batches import map_batch
 from onefold.core.provenance import provenance
 from onefold.detectors.base import Detector
+from onefold.detectors.explain import Explanation
 from onefold.errors import InputError, visible
-from onefold.inputs import Column, Source, Table, select
+from onefold.inputs import Source, Table, select
 from onefold.kernels import ModelFeatures
 from onefold.report.html import render_page
 from onefold.report.thumbnails import MAX_PIXELS, MAX_SIDE, sprite_sheets, thumbnails
@@ -51,6 +52,7 @@ class ScorePage:
         columns: Names of the columns of a table.
         values: Text of each cell.
         standout: Deviation of each cell from the training data; larger stands out more.
+        explanations: Explanations of some inputs, by their index on the page.
         notes: Lines below the title.
         about: Facts at the end of the page.
     """
@@ -69,6 +71,7 @@ class ScorePage:
     columns: Sequence[str] | None = None
     values: Sequence[Sequence[str]] | None = None
     standout: Float[np.ndarray, "n c"] | None = None
+    explanations: Mapping[int, Explanation] = field(default_factory=dict)
     notes: Sequence[str] = ()
     about: Mapping[str, str]
 
@@ -134,6 +137,7 @@ def score_page(
     title: str,
     notes: list[str],
     inputs: PageInputs | None = None,
+    explanations: Mapping[int, Explanation] | None = None,
 ) -> ScorePage:
     """Return the page of scored data: the inputs with the largest scores and the familiar scores.
 
@@ -145,8 +149,9 @@ def score_page(
         title: Title of the page.
         notes: Lines below the title.
         inputs: All inputs, if they were collected while they were scored.
+        explanations: Explanations of some inputs, by their position in the data.
     """
-    alarm, limit = detector.alarm, max_inputs(detector)
+    alarm, limit, shown = detector.alarm, max_inputs(detector), explanations or {}
     order = np.sort(np.argsort(-scores, kind="stable")[:limit])
     if len(order) < len(scores):
         notes = [*notes, f"the page shows the {len(order):,} least familiar of {len(scores):,}"]
@@ -164,6 +169,7 @@ def score_page(
         pvalues=None if alarm is None else alarm.pvalues(scores[order]),
         threshold=None if alarm is None else detector.threshold,
         fpr=None if alarm is None else alarm.fpr,
+        explanations={i: shown[position] for i, position in enumerate(order.tolist()) if position in shown},
         notes=notes,
         about={
             "onefold": str(onefold.__version__),
@@ -184,16 +190,8 @@ def _thin_out(ordered: Scores) -> Scores:
 
 def cell_texts(table: Table, codes: Float64[np.ndarray, "n c"]) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns and the text of each cell, row by row."""
-    columns = [[_cell_text(column, code) for code in codes[:, i]] for i, column in enumerate(table.columns)]
+    columns = [[column.text(code) for code in codes[:, i].tolist()] for i, column in enumerate(table.columns)]
     return [column.name for column in table.columns], [list(row) for row in zip(*columns, strict=True)]
-
-
-def _cell_text(column: Column, code: float) -> str:
-    if np.isnan(code):
-        return "missing"
-    if column.kind == "number":
-        return f"{code:.6g}"
-    return column.categories[int(code)] if code >= 0 else "(another)"
 
 
 def render(page: ScorePage) -> str:
@@ -231,6 +229,8 @@ def _check_lengths(page: ScorePage) -> None:
         count = 0 if page.familiar_pictures is None else len(page.familiar_pictures)
         if page.nearest.min() < 0 or page.nearest.max() >= count:
             raise InputError(f"page: nearest has indices outside the {count} familiar pictures. Count from 0.")
+    if outside := [i for i in page.explanations if not 0 <= i < n]:
+        raise InputError(f"page: explanation of input {outside[0]}, but there are {n} inputs. Count from 0.")
 
 
 def _script_data(page: ScorePage) -> dict[str, Any]:
@@ -252,6 +252,22 @@ def _script_data(page: ScorePage) -> dict[str, Any]:
         "shown": _visible_columns(page),
         "values": None if page.values is None else [[visible(value) for value in row] for row in page.values],
         "standout": None if page.standout is None else [_json_numbers(row, digits=4) for row in page.standout],
+        "explanations": {i: _explanation_data(explanation) for i, explanation in page.explanations.items()},
+    }
+
+
+def _explanation_data(explanation: Explanation) -> dict[str, Any]:
+    """Return all effects and edges of patches, or the columns with the largest effects, with their texts."""
+    patches = explanation.kind == "patches"
+    shown = np.arange(len(explanation.parts)) if patches else explanation.order[:MAX_COLUMNS]
+    texts = {"values": explanation.values, "typical": explanation.typical, "nearest": explanation.nearest_values}
+    return {
+        "kind": explanation.kind,
+        "count": len(explanation.parts),
+        "edges": explanation.edges,
+        "effects": _json_numbers(explanation.effects[shown], digits=4),
+        "parts": [visible(explanation.parts[i]) for i in shown],
+        **{name: [visible(text[i]) for i in shown] if text else None for name, text in texts.items()},
     }
 
 

@@ -124,6 +124,47 @@ const fields = (item, parent) => {
     make("td", "", Number.isNaN(weights[column]) ? "–" : short(weights[column]), row);
   }
 };
+const signed = (x) => (x > 0 ? "+" : "") + short(x);
+const fall = (effect) => (effect >= 0 ? `falls by ${short(effect)}` : `rises by ${short(-effect)}`);
+const heatMap = (why, frame, parent) => { // a layer over the picture: a patch is redder the more it raises the score
+  const effects = numbers(why.effects), peak = Math.max(...effects), [rows, columns] = why.edges;
+  const wide = columns.length - 1, layer = make("canvas", "heat", "", frame);
+  layer.height = rows.at(-1);
+  layer.width = columns.at(-1);
+  const pen = layer.getContext("2d");
+  pen.fillStyle = getComputedStyle(layer).color;
+  effects.forEach((effect, i) => {
+    const y = Math.floor(i / wide), x = i % wide;
+    pen.globalAlpha = peak > 0 ? 0.75 * clamp(effect / peak, 0, 1) : 0;
+    pen.fillRect(columns[x], rows[y], columns[x + 1] - columns[x], rows[y + 1] - rows[y]);
+  });
+  const tick = make("label", "tick", "", parent), box = make("input", "", "", tick);
+  box.type = "checkbox";
+  box.checked = true;
+  box.addEventListener("change", () => { layer.hidden = !box.checked; });
+  tick.append(" What raises the score");
+  const most = why.parts[effects.indexOf(peak)];
+  make("p", "hint", `With the training mean in the reddest patch (${most}), the score ${fall(peak)}.`, parent);
+};
+const reasons = (why, parent) => { // parts with the largest effects as a table
+  const effects = numbers(why.effects), peak = Math.max(...effects);
+  const texts = [["Value", why.values], ["Typical", why.typical], ["Nearest familiar", why.nearest]].filter((t) => t[1]);
+  make("h3", "", "What raises the score: its fall with a typical value in this place", parent);
+  const table = make("table", "fields reasons", "", make("div", "scroll", "", parent));
+  const head = make("tr", "", "", table);
+  for (const name of [why.kind === "columns" ? "Column" : "Entry", "Fall", "", ...texts.map((t) => t[0])]) {
+    make("th", "", name, head).scope = "col";
+  }
+  effects.forEach((effect, i) => {
+    const share = peak > 0 ? clamp(effect / peak, 0, 1) : 0;
+    const row = make("tr", i < STANDING_OUT && share > 0.1 ? "most" : "", "", table);
+    make("th", "", why.parts[i], row).scope = "row";
+    make("td", "", signed(effect), row);
+    make("i", "", "", make("div", "bar", "", make("td", "", "", row))).style.width = 100 * share + "%";
+    for (const [, text] of texts) make("td", "", text[i], row);
+  });
+  if (why.count > effects.length) make("p", "hint", `and ${whole(why.count - effects.length)} more`, parent);
+};
 let opened = -1;
 const openDetail = (item) => {
   if (item < 0) return;
@@ -136,16 +177,19 @@ const openDetail = (item) => {
   $("next").disabled = position === roll.list.length - 1;
   if (pressed?.disabled) $("close").focus(); // a disabled button cannot keep the focus
   body.replaceChildren();
-  const sides = make("div", data.pictures ? "sides" : "sides single", "", body);
+  const sides = make("div", data.pictures ? "sides" : "sides single", "", body), why = data.explanations[item];
   if (data.pictures) {
-    const canvas = picture(data.pictures, item, make("div", "large", "", sides));
+    const left = make("div", "", "", sides), frame = make("div", "large", "", left);
+    const canvas = picture(data.pictures, item, frame);
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", data.names[item]);
+    if (why?.kind === "patches") heatMap(why, frame, left);
   }
   const side = make("div", "", "", sides);
   facts(item, side);
   if (data.nearest && data.familiarPictures && data.nearest[item].length) neighbours(item, side);
-  if (data.columns) fields(item, body);
+  if (why && why.kind !== "patches") reasons(why, body);
+  if (data.columns && !(why && why.count === why.effects.length)) fields(item, body);
   if (!$("detail").open) $("detail").showModal();
   $("detail").scrollTop = 0;
 };

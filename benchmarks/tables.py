@@ -152,7 +152,6 @@ COMMANDS = {
     "scoring_on_model.json": "python benchmarks/scoring.py --on-model --out results/scoring_on_model.json",
     "stages.json": "python benchmarks/stages.py --out results/stages.json",
     "toy.json": "onefold toy --out out/toy",
-    "which_method.json": "python benchmarks/which_method.py DATASETS -o results/which_method.json",
     "ablation": "onefold bench ablate -o results/ablation",
     "bonuses": "python benchmarks/bonuses.py -o results/bonuses",
     "shift": "onefold bench run -o results/shift --preset paper",
@@ -579,29 +578,6 @@ def _spread_2(values: Sequence[float]) -> str:
     return f"{mean(values):.2f}{FIXED}{stdev(values):.2f}".replace("-", "−")
 
 
-def which_method() -> list[str]:
-    """AUROC of detectors at their defaults on embeddings and on pixels, means over seeds."""
-    areas: dict[str, dict[str, list[float]]] = {}
-    for cell, area in result("which_method")["auroc"].items():
-        name, method, _ = cell.split("/")
-        areas.setdefault(name, {}).setdefault(method, []).append(area)
-    methods = list(next(iter(areas.values())))
-    best = {name: max(mean(values) for values in by_method.values()) for name, by_method in areas.items()}
-    rows = [
-        [
-            name,
-            str(min(map(len, by_method.values()))),
-            *(_bold(mean(by_method[method]), best[name]) if method in by_method else "–" for method in methods),
-        ]
-        for name, by_method in areas.items()
-    ]
-    return markdown_rows(["AUROC, %", "seeds", *methods], rows)
-
-
-def _bold(value: float, best: float) -> str:
-    return f"**{value:.1f}**" if value == best else f"{value:.1f}"
-
-
 @dataclass(frozen=True)
 class Figure:
     """A published figure: the script that draws it, its files, the page that shows it and the results it reads.
@@ -648,7 +624,6 @@ SOURCES = {
     "shift_fit": ("shift",),
     "risk": ("shift",),
     "regression": ("regression.json",),
-    "which_method": ("which_method.json",),
     "default_score": ("default_score.json",),
     "on_model": ("scoring_on_model.json", "fit_on_model.json"),
     "data": ("shift",),
@@ -739,7 +714,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
     "docs/results/cost.md": (scoring, on_model, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
-    "docs/which-method.md": (which_method, risk, regression),
+    "docs/which-method.md": (risk, regression),
     "docs/reproduce.md": (reproduce,),
 }  # fmt: skip
 FOLDS = {

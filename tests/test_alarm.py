@@ -16,7 +16,7 @@ import onefold
 from onefold.core import storage
 from onefold.detectors import METHODS
 from onefold.detectors.alarm import Alarm, GroupAlarms, benjamini_hochberg
-from onefold.detectors.base import Detector, ExportMixin
+from onefold.detectors.base import ExportMixin
 from onefold.detectors.save import KIND
 from onefold.errors import FileError, InputError, NotFittedError, OnefoldWarning
 from onefold.nn.train import Recipe
@@ -164,8 +164,9 @@ def test_the_verbs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["CSD", "LastLayerGP", "RND"])
 def test_calibrating_on_other_data_warns(name: str) -> None:
-    detector = {"CSD": onefold.CSD(recipe=Recipe(steps=300, batch=32, lr=3e-3)),
-                "LastLayerGP": onefold.LastLayerGP(), "RND": onefold.RND()}[name].fit(vectors(500))  # fmt: skip
+    recipe = Recipe(steps=300, batch=32, lr=3e-3)
+    detector = {"CSD": onefold.CSD(recipe=recipe), "LastLayerGP": onefold.LastLayerGP(),
+                "RND": onefold.RND(recipe=recipe)}[name].fit(vectors(500))  # fmt: skip
     with pytest.warns(
         OnefoldWarning, match=r"likeness: held-out samples look stranger than .* seem to come from elsewhere"
     ):
@@ -191,27 +192,44 @@ def in_batches(function: Callable[[Any], Any], x: np.ndarray, size: int) -> np.n
     return np.concatenate([np.asarray(function(x[i : i + size])) for i in range(0, len(x), size)])
 
 
-@pytest.mark.parametrize("fpr", [0.05, 0.2])
+def assert_alarm_for_non_finite_input(run: Callable[[np.ndarray], Any]) -> None:
+    """`run` is an exported model: samples to scores, p-values and alarms."""
+    x = vectors(4, seed=1) / 10
+    x[1, 2], x[3, 0] = np.nan, np.inf
+    score, pvalue, alarm = (np.asarray(output) for output in run(x))
+    assert not np.isfinite(score[1])
+    assert alarm[1]
+    assert pvalue[1] <= pvalue.min()
+    assert alarm[3] or np.isfinite(score[3])  # an infinite input may have a finite score
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_alarms_do_not_depend_on_the_batch(name: str, fpr: float, tmp_path: Path) -> None:
+def test_alarms_do_not_depend_on_the_batch(name: str, tmp_path: Path) -> None:
     """Repeated rows tie with the threshold, where the last digit of a score decides. Exported models agree, too."""
-    detector = fit(name, repeated_rows(1)).calibrate(repeated_rows(2), fpr=fpr)
-    x = repeated_rows(3)
-    alarms = detector.is_ood(x)
-    assert alarms.mean() < 1
-    assert alarms.any() or fpr == 0.05  # ten copies of the highest score are more than 5 %
-    for size in (1, 7):
-        np.testing.assert_array_equal(in_batches(detector.is_ood, x, size), alarms)
-        np.testing.assert_array_equal(in_batches(detector.pvalue, x, size) <= fpr, alarms)
+    detector, x = fit(name, repeated_rows(1)), repeated_rows(3)
+    thresholds, alarms = {}, {}
+    for fpr in (0.05, 0.2):
+        detector.calibrate(repeated_rows(2), fpr=fpr)
+        thresholds[fpr], alarms[fpr] = detector.threshold, detector.is_ood(x)
+        assert alarms[fpr].mean() < 1
+        assert alarms[fpr].any() or fpr == 0.05  # ten copies of the highest score are more than 5 %
+        for size in (1, 7):
+            np.testing.assert_array_equal(in_batches(detector.is_ood, x, size), alarms[fpr])
+            np.testing.assert_array_equal(in_batches(detector.pvalue, x, size) <= fpr, alarms[fpr])
+    with pytest.raises(InputError):
+        detector.is_ood(np.full((1, 5), np.nan, np.float32))
     if isinstance(detector, ExportMixin):
         import onnxruntime
 
         detector.export(tmp_path / "d.onnx")
         session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
         for size in (1, 7, len(x)):
-            np.testing.assert_array_equal(
-                in_batches(lambda part: session.run(["is_ood"], {"x": part})[0], x, size), alarms
+            scores, exported = (
+                in_batches(lambda part, i=i: session.run(None, {"x": part})[i], x, size) for i in (0, 2)
             )
+            np.testing.assert_array_equal(exported, alarms[0.2])
+            np.testing.assert_array_equal(scores.astype(np.float64) > thresholds[0.05], alarms[0.05])
+        assert_alarm_for_non_finite_input(lambda x: session.run(None, {"x": x}))
 
 
 def test_no_alarm_for_data_that_only_repeats() -> None:
@@ -223,31 +241,11 @@ def test_no_alarm_for_data_that_only_repeats() -> None:
     assert not detector.is_ood(x).any()
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-def test_exported_models_raise_the_alarm_for_nan(name: str, suffix: str, tmp_path: Path) -> None:
-    detector = fit(name, vectors()).calibrate(vectors(seed=1), fpr=0.1)
-    if not isinstance(detector, ExportMixin):
-        pytest.skip(f"{name} is not exported")
-    assert isinstance(detector, Detector)
-    assert detector.alarm is not None
-    x = vectors(4, seed=1) / 10
-    x[1, 2], x[3, 0] = np.nan, np.inf
-    with pytest.raises(InputError):
-        detector.is_ood(x)
-    detector.export(tmp_path / f"d.{suffix}")
-    if suffix == "onnx":
-        import onnxruntime
-
-        session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
-        score, pvalue, alarm = session.run(None, {"x": x})
-    else:
-        program = torch.export.load(str(tmp_path / "d.pt2")).module()
-        score, pvalue, alarm = (out.numpy() for out in program(torch.from_numpy(x)))
-    assert not np.isfinite(score[1])
-    assert alarm[1]
-    assert pvalue[1] == detector.alarm.u / (len(detector.alarm.scores) + 1)  # the smallest
-    assert alarm[3] or np.isfinite(score[3])  # an infinite input may have a finite score
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.exports])
+def test_programs_raise_the_alarm_for_non_finite_input(name: str, tmp_path: Path) -> None:
+    fit(name, vectors()).calibrate(vectors(seed=1), fpr=0.1).export(tmp_path / "d.pt2")
+    program = torch.export.load(str(tmp_path / "d.pt2")).module()
+    assert_alarm_for_non_finite_input(lambda x: program(torch.from_numpy(x)))
 
 
 # --- other rates, and groups ------------------------------------------------------------------------------------------

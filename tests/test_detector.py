@@ -493,8 +493,14 @@ def assert_same(found: list[Any], detector: Any, query: Any, tolerance: float) -
 EXPORTED = [name for name, method in METHODS.items() if method.exports]
 
 
-@pytest.mark.parametrize("name", EXPORTED)
-@pytest.mark.parametrize("kind", ["vectors", "bytes", "channels last"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] if kind == "channels last" and name != "CSD" else [])
+        for kind in ("vectors", "bytes", "channels last")
+        for name in EXPORTED
+    ],
+)
 def test_exported_models_score_alike_for_any_batch(name: str, kind: str, tmp_path: Path) -> None:
     x = {"vectors": vectors(300), "bytes": pictures(200, 9, 8), "channels last": pictures(100, 8, 8, 3)}[kind]
     detector = fit(name, x).calibrate(x[:60], fpr=0.1)

@@ -159,10 +159,12 @@ def test_updates_forget_with_a_half_life_and_keep_the_bank_bounded() -> None:
     assert detector.score(old).mean() > fresh.score(old).mean()
 
 
-def test_exported_decisions_are_those_of_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize("k", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_exported_decisions_are_those_of_python(k: int, tmp_path: Path) -> None:
+    """The exported graph grows with k; 50 is the default."""
     onnxruntime = pytest.importorskip("onnxruntime")
     x, query = embeddings(200), np.concatenate([embeddings(200, seed=1), -embeddings(60, seed=2)])
-    detector = LocalGP(kernel()).fit(x).calibrate(embeddings(150, seed=3))
+    detector = LocalGP(kernel(), k=k).fit(x).calibrate(embeddings(150, seed=3))
     detector.export(tmp_path / "d.onnx")
     session: Any = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

@@ -91,6 +91,24 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
+def serve() -> list[str]:
+    """Return the load test of the server."""
+    figures = result("serve")
+    vectors, images = figures["vectors"], figures["images"]
+    rows = [
+        [name, f"{vectors[key]['requests_per_second']:,.0f}", f"{vectors[key]['p99_ms']:.1f}"]
+        for name, key in (("empty FastAPI endpoint", "empty"), ("`onefold serve`, one vector of 16 numbers", "onefold"))
+    ]
+    times = (("bare ONNX Runtime", "onnxruntime_ms"), ("`onefold serve`", "onefold_ms"))
+    shown = [[f"{name}, one JPEG file", f"{images[key]:.1f}"] for name, key in times]
+    added = f"{images['added_share']:.0%}"
+    return [
+        *markdown_rows(["four clients", "requests per second", "99th percentile, ms"], rows),
+        "",
+        *markdown_rows(["one client", "ms per image"], [*shown, ["added by the server, median over rounds", added]]),
+    ]
+
+
 def demo() -> list[str]:
     rows = ["| method | AUROC | AUPR-IN | AUPR-OUT | FPR95 (lower is better) | seconds |", "|---|---|---|---|---|---|"]
     for name, figures in result("demo")["methods"].items():
@@ -111,6 +129,7 @@ COMMANDS = {
     "monitor.json": "python benchmarks/monitor.py",
     "scoring_cpu.json": "python benchmarks/scoring.py",
     "scoring_gpu.json": "python benchmarks/scoring.py",
+    "serve.json": "python benchmarks/serve.py",
     "stages.json": "python benchmarks/stages.py",
     "toy.json": "onefold toy",
     "ablation": "onefold bench ablate",
@@ -487,7 +506,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
         detectors, ablation, demo, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, shift_fit, fit, column, growth),
+    "docs/results/cost.md": (scoring, serve, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
 }  # fmt: skip

@@ -454,8 +454,8 @@ class ExportMixin:
     def export(self, path: str | Path, *, inputs: Inputs = "auto") -> None:
         """Write the detector as a model that needs no onefold, with preparation, score and threshold inside.
 
-        Its outputs are `score`, and `pvalue` and `is_ood` if the detector is calibrated without groups. An .onnx file has the optional
-        input `threshold`, which replaces the calibrated one.
+        Its outputs are `score`, and `pvalue` and `is_ood` if the detector is calibrated without groups. An .onnx file
+        has the optional input `threshold`, which replaces the calibrated one.
 
         Args:
             path: File to write: .onnx, or .pt2 for `torch.export`.

@@ -209,7 +209,7 @@ def main() -> None:
         vectors = measure_vectors(Path(folder), options.rounds)
         images = measure_images(Path(folder), options.rounds)
     result = {
-        "provenance": provenance(torch.device("cpu")), "clients": CLIENTS, "vectors": vectors, "images": images,
+        **provenance(torch.device("cpu")), "clients": CLIENTS, "vectors": vectors, "images": images,
     }  # fmt: skip
     print(json.dumps(result, indent=2))
     if options.out:

@@ -92,6 +92,24 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
+def serve() -> list[str]:
+    """Return the load test of the server."""
+    figures = result("serve")
+    vectors, images = figures["vectors"], figures["images"]
+    rows = [
+        [name, f"{vectors[key]['requests_per_second']:,.0f}", f"{vectors[key]['p99_ms']:.1f}"]
+        for name, key in (("empty FastAPI endpoint", "empty"), ("`onefold serve`, one vector of 16 numbers", "onefold"))
+    ]
+    times = (("bare ONNX Runtime", "onnxruntime_ms"), ("`onefold serve`", "onefold_ms"))
+    shown = [[f"{name}, one JPEG file", f"{images[key]:.1f}"] for name, key in times]
+    added = f"{images['added_share']:.0%}"
+    return [
+        *markdown_rows(["four clients", "requests per second", "99th percentile, ms"], rows),
+        "",
+        *markdown_rows(["one client", "ms per image"], [*shown, ["added by the server, median over rounds", added]]),
+    ]
+
+
 def on_model() -> list[str]:
     """What CSD costs on a trained model: passes of the model to score, and seconds of a fit with both scores."""
     models = result("scoring_on_model")["models"]
@@ -150,6 +168,7 @@ COMMANDS = {
     "regression.json": "python benchmarks/regression.py -o results/regression.json",
     "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
     "scoring_on_model.json": "python benchmarks/scoring.py --on-model --out results/scoring_on_model.json",
+    "serve.json": "python benchmarks/serve.py --out results/serve.json",
     "stages.json": "python benchmarks/stages.py --out results/stages.json",
     "toy.json": "onefold toy --out out/toy",
     "ablation": "onefold bench ablate -o results/ablation",
@@ -625,6 +644,7 @@ SOURCES = {
     "risk": ("shift",),
     "regression": ("regression.json",),
     "default_score": ("default_score.json",),
+    "serve": ("serve.json",),
     "on_model": ("scoring_on_model.json", "fit_on_model.json"),
     "data": ("shift",),
     "monitor_level": ("monitor.json",),
@@ -711,7 +731,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
         detectors, default_score, ablation, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, on_model, shift_fit, fit, column, growth),
+    "docs/results/cost.md": (scoring, on_model, serve, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
     "docs/which-method.md": (risk, regression),

@@ -35,7 +35,7 @@ from onefold.rl import CSDBonus, LastLayerGPBonus, RNDBonus
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "reference.json"
 COMMANDS = (
-    "demo", "fit", "score", "diagnose", "export", "toy", "report", "data fetch", "data list", "bench run",
+    "demo", "fit", "score", "diagnose", "export", "serve", "toy", "report", "data fetch", "data list", "bench run",
     "bench ablate", "bench search", "bench methods", "rl train", "rl resume", "rl grid", "rl search", "rl eval",
     "rl watch",
 )  # fmt: skip

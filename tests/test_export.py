@@ -17,7 +17,7 @@ from onefold.cli import main
 from onefold.cli.parity import compare
 from onefold.decode import Picture, decode
 from onefold.detectors.alarm import Alarm
-from onefold.detectors.card import MARK
+from onefold.detectors.card import MARK, write_card
 from onefold.detectors.raw_inputs import image_front
 from onefold.errors import FileError, InputError
 from onefold.inputs.reader import Reader
@@ -203,7 +203,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("table")
     write_table(folder / "fit.csv", 300, 0)
     write_table(folder / "new.csv", 200, 1)
-    detector = onefold.LastLayerGP().fit(str(folder / "fit.csv")).calibrate(str(folder / "new.csv"), fpr=0.2)
+    detector = onefold.LastLayerGP(width=256).fit(str(folder / "fit.csv")).calibrate(str(folder / "new.csv"), fpr=0.2)
     detector.export(folder / "t.onnx")
     return detector, folder
 
@@ -280,30 +280,32 @@ def test_check_compares_decisions_and_the_card_describes_the_file(photos: Any, c
 
 def test_a_readme_of_the_user_is_kept(table: Any, capsys: Any, tmp_path: Path) -> None:
     detector, _ = table
+    card = tmp_path / "README.md"
+    card.write_text("my own words")
+    assert not write_card(detector, tmp_path / "t.onnx", "Inputs.", [])
+    assert card.read_text() == "my own words"
     detector.save(tmp_path / "t.onefold")
-    (tmp_path / "README.md").write_text("my own words")
-    command = ["export", str(tmp_path / "t.onefold"), str(tmp_path / "t.onnx")]
-    assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path / 'README.md'} is kept: onefold did not write it"
-    assert (tmp_path / "README.md").read_text() == "my own words"
-    (tmp_path / "README.md").unlink()
-    assert main(command) == 0
-    written = (tmp_path / "README.md").read_text()
+    assert main(["export", str(tmp_path / "t.onefold"), str(tmp_path / "t.pt2")]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"{card} is kept: onefold did not write it"
+    card.unlink()
+    assert write_card(detector, tmp_path / "t.onnx", "Inputs.", [])
+    written = card.read_text()
     assert "Columns: `length`, `score`, `colour`" in written
-    assert main(command) == 0, "a card of onefold is replaced"
-    (tmp_path / "README.md").write_text(written.replace(MARK + "\n", "") + "changed")
-    assert main(command) == 0
-    assert (tmp_path / "README.md").read_text().endswith("changed")
+    assert "the names of the columns and the categories in them" in written
+    assert write_card(detector, tmp_path / "u.onnx", "Inputs.", []), "a card of onefold is replaced"
+    assert "# u.onnx" in card.read_text()
+    card.write_text(written.replace(MARK + "\n", "") + "changed")
+    assert not write_card(detector, tmp_path / "t.onnx", "Inputs.", [])
+    assert card.read_text().endswith("changed")
 
 
 def test_check_fails_if_decisions_differ(table: Any, capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     detector, folder = table
     detector.save(tmp_path / "t.onefold")
-    arguments = ["export", str(tmp_path / "t.onefold"), str(tmp_path / "t.onnx"), "--inputs", "batch"]
-    assert main([*arguments, "--check", str(folder / "new.csv")]) == 0
     original = Alarm.exceeds
     monkeypatch.setattr(Alarm, "exceeds", lambda self, scores: original(self, scores) ^ (np.arange(len(scores)) < 3))
-    assert main([*arguments, "--check", str(folder / "new.csv")]) == 1
+    command = ["export", str(tmp_path / "t.onefold"), str(tmp_path / "t.pt2"), "--check", str(folder / "new.csv")]
+    assert main(command) == 1
     assert "197 of 200 decisions agree, 3 differ elsewhere" in capsys.readouterr().out
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from browser import CHROMIUM
 
 from onefold import cli, demo, toy
@@ -133,7 +134,7 @@ def small_demo() -> Any:
         return demo.Answers(rng.integers(0, 10, n), rng.uniform(0.5, 1, n), scores, pvalues, scores > 1, n)
 
     others = {name: answers(images, 0.3) for name, images in unfamiliar.items()}
-    result = demo.DemoResult(0.98, 1.0, answers(data.x_test, 0.0), others, {"scoring": 1.0})
+    result = demo.DemoResult(0.98, 1.0, answers(data.x_test, 0.0), others, {"scoring": 1.0}, torch.device("cpu"))
     return demo.summary(result, data, 0), result, data
 
 

@@ -1,4 +1,4 @@
-"""The studies behind the page "Which method when": error bars of regressions, and wrong predictions by score."""
+"""The studies behind the page "Choosing a method": error bars of regressions, and wrong predictions by score."""
 
 import importlib.util
 import json

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from onefold import metrics
-from onefold.core.batches import pick_device
 from onefold.core.progress import show_spinner
 from onefold.core.provenance import provenance
 from onefold.data import digits, letters, perturb
@@ -22,7 +21,7 @@ from onefold.kernels import from_model
 from onefold.types import Scores
 
 FPR = 0.05
-CONFIDENT = 0.9  # largest softmax probability of a prediction that the page calls confident
+CONFIDENT = 0.9  # predictions with at least this probability are called confident
 CALIBRATION = 250  # of the 500 digits that the classifier was not trained on
 STEPS, BATCH, LR = 600, 64, 1e-3  # of the classifier
 
@@ -76,6 +75,7 @@ class DemoResult:
         digits: Answers on the test digits.
         unfamiliar: Answers on each unfamiliar set.
         seconds: Seconds of each part.
+        device: Device of the detector.
     """
 
     accuracy: float
@@ -83,13 +83,14 @@ class DemoResult:
     digits: Answers
     unfamiliar: dict[str, Answers]
     seconds: dict[str, float]
+    device: torch.device
 
     def auroc(self, name: str) -> float:
         """Return the AUROC of the detector's scores on an unfamiliar set."""
         return metrics.auroc(self.digits.scores, self.unfamiliar[name].scores)
 
     def auroc_of_confidence(self, name: str) -> float:
-        """Return the AUROC of the classifier's largest probability on an unfamiliar set."""
+        """Return the AUROC on an unfamiliar set if low confidence of the classifier is the score."""
         return metrics.auroc(-self.digits.confidence, -self.unfamiliar[name].confidence)
 
 
@@ -165,14 +166,14 @@ def run_demo(data: DemoData, out: Path, seed: int = 0, say: Callable[[str], None
     exported = _load_exported(out / "digits.pt2")
     sets = {"digits": data.x_test, **data.unfamiliar}
     answers = timed("scoring", lambda: {name: _answer(net, detector, exported, x) for name, x in sets.items()})
-    return DemoResult(accuracy, detector.threshold, answers.pop("digits"), answers, seconds)
+    return DemoResult(accuracy, detector.threshold, answers.pop("digits"), answers, seconds, detector.device)
 
 
 def summary(result: DemoResult, data: DemoData, seed: int) -> dict[str, Any]:
     """Return the content of the result file."""
     sets = {"digits": result.digits, **result.unfamiliar}
     return {
-        **provenance(pick_device("cpu")),
+        **provenance(result.device),
         "seed": seed,
         "data": "scikit-learn digits (8 × 8) against letters from matplotlib's fonts, perturbed digits and noise",
         "train": len(data.x_train),
@@ -202,10 +203,9 @@ def summary(result: DemoResult, data: DemoData, seed: int) -> dict[str, Any]:
 def _answer(net: nn.Module, detector: CSD, exported: Callable[[Tensor], Any], x: Images) -> Answers:
     confidence, predicted = _probabilities(net, x).max(1)
     scores, pvalues, flagged = detector.score(x), detector.pvalue(x), detector.is_ood(x)
-    alarms = exported(torch.from_numpy(x))[2].numpy()
-    return Answers(
-        predicted.numpy(), confidence.numpy(), scores, pvalues, flagged, same_alarms=int((alarms == flagged).sum())
-    )
+    _, _, alarms = exported(torch.from_numpy(x))
+    same_alarms = int((alarms.numpy() == flagged).sum())
+    return Answers(predicted.numpy(), confidence.numpy(), scores, pvalues, flagged, same_alarms)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ class ImageFolder:
     Images are converted to `picture`. Without it, the headers of up to 64 files decide: grey if all are grey, and
     their common size if it is at most 128 pixels a side, else 64 × 64. Images of other sizes are scaled to cover it and
     cropped at the centre. Transparent pixels become black. Unreadable files are skipped; `skipped` holds the reasons.
-    Hidden files and links out of the folder are ignored.
+    Hidden files and folders, linked folders, and links to files outside the folder are ignored.
     """
 
     def __init__(self, path: Path, picture: Picture | None = None) -> None:
@@ -42,7 +42,7 @@ class ImageFolder:
 
     @property
     def names(self) -> list[str]:
-        """Readable files in the order of the samples; the first access may read the folder."""
+        """Readable files in the order of the samples; the first access decodes all images."""
         if self._names is None:
             for _ in self.batches(AHEAD):
                 pass
@@ -51,7 +51,7 @@ class ImageFolder:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Unreadable files and the reasons; the first access may read the folder."""
+        """Unreadable files and the reasons; the first access decodes all images."""
         _ = self.names
         return self._skipped
 

@@ -214,7 +214,7 @@ def read_places(net: nn.Module, x: Batch, places: Places, *, stages: bool) -> Mo
         if places.rule == "layer"
         else _read_embedding(places, output, values, mask)
     )
-    if missing := [stage.module for stage, row in zip(places.stages, rows, strict=False) if row.ndim < 2]:
+    if missing := [stage.module for stage, row in zip(places.stages, rows, strict=False) if not row.numel()]:
         raise LayerError(f"{type(net).__name__}: the module {missing[0]} ran for the first batch, and not for this one")
     logits = None
     if places.logits is not None:
@@ -229,7 +229,7 @@ def program_outputs(output: Any) -> tuple[ModelOutputs, str]:
         output: One tensor [N, D], one map [N, C, H, W], or a pair of logits [N, classes] and embedding [N, D].
 
     Raises:
-        LayerError: It is neither.
+        LayerError: It has none of these forms.
     """
     tensors = _tensors(output)
     if len(tensors) == 2 and all(tensor.ndim == 2 for tensor in tensors):

@@ -191,12 +191,12 @@ def test_prior_correction_has_the_covariance_that_is_missing(generator: Generato
 @pytest.mark.parametrize("hidden", [[512], [128, 128]], ids=["one of 512", "two of 128"])
 @pytest.mark.parametrize("corrected", [False, True], ids=["plain", "corrected"])
 def test_trained_networks_follow_the_law(hidden: list[int], corrected: bool, generator: Generator) -> None:
-    """Mean and covariance of 512 networks after 200 steps of gradient descent, against theory at time 200 · rate.
+    """Mean and covariance of 512 networks after 100 steps of gradient descent, against theory at time 100 · rate.
 
     With M = 512 the sampling error of a covariance matrix is about 10 % in norm; finite width adds a few per cent.
     """
     x, y, query = problem(generator)
-    steps, members = 200, 512
+    steps, members = 100, 512
     net = NTKMLP(2, hidden, activation="erf", w_std=1.5, b_std=0.3, generator=generator)
     predictions, rate = reference_ensemble(
         net, x, y, query, members=members, steps=steps, generator=generator, corrected=corrected

@@ -111,7 +111,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         path = tmp_path / "_".join(map(str, shape.macros.values()))
         path.with_suffix(".cpp").write_text("\n".join(lines))
         sizes = [f"-D{name}={value}" for name, value in shape.macros.items()]
-        command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", *sizes, f"{path}.cpp", "-o", f"{path}.so"]
+        command = [compiler, "-std=c++17", "-O0", "-w", "-shared", "-fPIC", *sizes, f"{path}.cpp", "-o", f"{path}.so"]
         subprocess.run(command, check=True)
         library = ctypes.CDLL(f"{path}.so")
 

@@ -46,7 +46,7 @@ CHECKS: dict[str, list[str]] = {
     "tyro": ["tests/test_cli.py::test_help_teaches_and_version_is_one_line",
              "tests/test_cli.py::test_bad_arguments_fail_without_a_traceback"],
     "rich": ["tests/test_train.py::test_progress_shows_loss_and_time_left",
-             "tests/test_cli.py::test_the_table_marks_the_best_of_each_column"],
+             "tests/test_cli.py::test_the_page_names_the_axis_and_marks_flagged_images"],
     "matplotlib": [*PAGES, "tests/test_cli.py::test_the_plane_is_drawn_on_one_scale"],
     "jinja2": PAGES,
     "pillow": ["tests/test_sources.py"],

@@ -323,7 +323,6 @@ class Serve(Job):
     For example:
 
         onefold serve photos.onnx --port 8000
-        curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/score
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.onnx")]

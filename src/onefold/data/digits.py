@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 
 class Digits(NamedTuple):
@@ -34,6 +32,9 @@ def digits(seed: int = 0, test_size: int = 500) -> Digits:
     Returns:
         Train and test images and labels.
     """
+    from sklearn.datasets import load_digits  # takes more than a second to load
+    from sklearn.model_selection import train_test_split
+
     images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     x = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
     y = labels.astype(np.int64)

@@ -3,7 +3,6 @@
 import functools
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image, ImageDraw, ImageFont
@@ -70,4 +69,6 @@ def _letter(rng: np.random.Generator) -> np.ndarray:
 
 @functools.cache
 def _font(face: str) -> ImageFont.FreeTypeFont:
+    import matplotlib  # takes a third of a second to load
+
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"), 96)

@@ -597,9 +597,9 @@ def test_files_of_other_layouts_are_refused(tiny: Path, tmp_path: Path) -> None:
     tensors, header = storage.load(tiny / "tiny RND.onefold", KIND)
     before_layouts = {key: value for key, value in header.items() if key != "layout"}
     for content, message in (
-        (before_layouts, r"an older onefold wrote it \(layout 1; this version reads 2\). Fit the detector again."),
-        ({**header, "layout": 3}, r"a newer onefold wrote it \(layout 3; this version reads 2\). Upgrade with pip"),
-        ({**header, "layout": "2"}, "damaged, or not a file of onefold"),
+        (before_layouts, r"an older onefold wrote it \(layout 1; this version reads 3\). Fit the detector again."),
+        ({**header, "layout": 4}, r"a newer onefold wrote it \(layout 4; this version reads 3\). Upgrade with pip"),
+        ({**header, "layout": "3"}, "damaged, or not a file of onefold"),
     ):
         (tmp_path / "x").write_bytes(forged(tensors, content))
         with pytest.raises(FileError, match=f"x: {message}"):

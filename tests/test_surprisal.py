@@ -364,4 +364,4 @@ def test_a_regression_that_explains_nothing_names_the_detectors_that_do() -> Non
     assert "train longer, with smaller batches" in convergence(0.4).message
     finding = convergence(0.02)
     assert not finding.ok
-    assert "LocalGP or LastLayerGP with the same kernel" in finding.message
+    assert "cannot learn these similarities; train longer, or use LocalGP or LastLayerGP" in finding.message

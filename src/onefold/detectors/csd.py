@@ -78,6 +78,7 @@ from onefold.types import ArrayLike, Batch, Indexable, Kernel
 PRIOR_WIDTH = 256
 STATISTICS = 4096  # samples for the centre and the standardisation of encodings
 CONFIDENT = 0.5  # least mean of the largest softmax probability of a classifier on data of its own classes
+ON_CPU = 128  # samples per pass of a model on a CPU; the activations of more leave its cache
 AUGMENT = 0.5  # default share of augmented contexts for images
 
 
@@ -335,7 +336,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             torch.arange(count, device=self.device),
             copies=copies,
             generator=generators(self.seed, 4)[3],
-            size=reader.batch_size,
+            size=reader.batch_size * 8 if self.device.type == "cuda" else min(reader.batch_size, ON_CPU),
             show=progress,
         )
 

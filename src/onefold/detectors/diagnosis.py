@@ -82,7 +82,7 @@ def convergence(explained: float) -> Finding:
     advice = ": it has not converged; train longer, with smaller batches or another learning rate"
     if explained < NOTHING:
         advice = (
-            ": it has learned nothing about pairs; use LocalGP or LastLayerGP with the same kernel, or train longer"
+            ": it has not converged, or cannot learn these similarities; train longer, or use LocalGP or LastLayerGP"
         )
     return Finding("convergence", explained, good, text if good else text + advice)
 

@@ -118,7 +118,7 @@ class ModuleEncoder:
 
     def __init__(self, net: nn.Module, layer: str | None, places: Places | None = None) -> None:
         self.net, self.layer, self.places = net, layer, places
-        for name in {layer} - {None} if places is None else places.modules:
+        for name in {layer} - {None} if places is None else sorted(places.modules):
             find_layer(net, str(name))
 
     @property

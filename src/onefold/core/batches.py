@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from onefold.core.arguments import check_integer
 from onefold.core.runtime import available, require
@@ -128,10 +129,14 @@ def named(batch: Batch | None) -> dict[str, Tensor]:
 
 
 def concatenate(parts: Sequence[Batch]) -> Batch:
-    """Return several batches as one."""
+    """Return several batches as one; bytes of texts [N, length] are padded with 0 to the longest."""
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if first.dtype == torch.uint8 and first.ndim == 2:
+            longest = max(part.shape[1] for part in tensors)
+            tensors = [pad(part, (0, longest - part.shape[1])) for part in tensors]
+        return torch.cat(tensors)
     if isinstance(first, Mapping):
         return {key: torch.cat([part[key] for part in parts if isinstance(part, Mapping)]) for key in first}
     return tuple(torch.cat([part[i] for part in parts if isinstance(part, tuple)]) for i in range(len(first)))

@@ -12,14 +12,13 @@ from torch.nn import functional as F  # noqa: N812
 
 from onefold.detectors.alarm import AnyAlarm
 from onefold.detectors.base import Detector
-from onefold.detectors.build import Spec, Summary, feature_map, set_standardisation, streams
+from onefold.detectors.build import Spec, Summary, data_format, feature_map, set_standardisation, streams
 from onefold.detectors.merge import like_state, merge_states
 from onefold.detectors.state import DetectorState
 from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import read_train_data
-from onefold.kernels import ModelFeatures
 from onefold.kernels.feature_maps import FeatureMap
 from onefold.nn.nets import finished
 from onefold.types import ArrayLike, FeatureKernel
@@ -105,7 +104,7 @@ class BankDetector(Detector):
             assert isinstance(spec, BankSpec)
             state, salt = like_state(self, like, replace(spec, shape=(0, 0)), x)
             return self._add(state, Reservoir(self.bank, self.seed, salt), x)
-        data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        data = read_train_data(x, self.device, self.seed, **data_format(self.kernel))
         self._check_count(len(data.samples))
         inputs = data.reader.sample_shape if self.kernel is None else ()
         make_spec: Any = self.spec_class

@@ -5,6 +5,7 @@ the scorer with initial weights from the seed; `load` builds it on the meta devi
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -92,6 +93,13 @@ def feature_map(
 
 def _empty(size: int, *, meta: bool) -> Tensor:
     return torch.zeros(size, dtype=torch.float32, device="meta" if meta else "cpu")
+
+
+def data_format(kernel: Kernel | None) -> dict[str, Any]:
+    """Return the arguments of `read_train_data` for the data that a kernel takes."""
+    if not isinstance(kernel, ModelFeatures):
+        return {}
+    return {"as_given": True, "form": kernel.form}
 
 
 def check_kernel(kernel: object, kind: type) -> None:

@@ -20,6 +20,7 @@ from onefold.detectors.base import DIAGNOSED, Detector, ExportMixin, VarianceMix
 from onefold.detectors.build import (
     Spec,
     check_kernel,
+    data_format,
     feature_map,
     initial_standardise,
     set_standardisation,
@@ -180,7 +181,7 @@ class CSD(VarianceMixin, Detector, ExportMixin):
             InputError: The data cannot be used.
             TrainingError: The training diverged.
         """
-        data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        data = read_train_data(x, self.device, self.seed, **data_format(self.kernel))
         train, held_out = data.samples, None
         if self.score_kind in ("combined", "surprisal"):
             train, held_out = hold_out(data.samples, self.seed, self.device)

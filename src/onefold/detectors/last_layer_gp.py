@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from onefold.core.arguments import check_choice, check_integer, check_number, check_sizes
 from onefold.core.batches import check_seed, pick_device
 from onefold.detectors.base import Detector, ExportMixin, VarianceMixin
-from onefold.detectors.build import CHANNELS, Spec, check_kernel, feature_map, set_standardisation, streams
+from onefold.detectors.build import CHANNELS, Spec, check_kernel, data_format, feature_map, set_standardisation, streams
 from onefold.detectors.merge import like_state, merge_states
 from onefold.detectors.state import DetectorState
 from onefold.detectors.variance_scorer import SCORES, Score, VarianceScorer
@@ -21,7 +21,6 @@ from onefold.distil.fit import iterate_slices
 from onefold.errors import InputError
 from onefold.exact.primal import PrimalGP
 from onefold.inputs.samples import HELD_OUT, read_train_data
-from onefold.kernels import ModelFeatures
 from onefold.kernels.feature_maps import FeatureMap
 from onefold.kernels.model import MAX_WIDTH
 from onefold.nn.nets import finished
@@ -180,7 +179,7 @@ class LastLayerGP(VarianceMixin, Detector, ExportMixin):
         """
         if like is not None:
             return self._add(like_state(self, like, like.state.spec, x)[0], x)
-        data = read_train_data(x, self.device, self.seed, as_given=isinstance(self.kernel, ModelFeatures))
+        data = read_train_data(x, self.device, self.seed, **data_format(self.kernel))
         if isinstance(self.kernel, FeatureKernel):
             inputs, width = (), self.kernel.features(data.samples[torch.arange(2, device=self.device)]).shape[1]
         else:

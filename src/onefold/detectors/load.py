@@ -15,14 +15,15 @@ from onefold.detectors.alarm import Alarm, AnyAlarm, GroupAlarms
 from onefold.detectors.base import Detector
 from onefold.detectors.build import Spec
 from onefold.detectors.registry import METHODS
-from onefold.detectors.save import KIND, LAYOUT, contents, similarity
+from onefold.detectors.save import KIND, LAYOUT, contents, similarity, unpacked
 from onefold.detectors.state import DetectorState, to_scores
 from onefold.errors import FileError, InputError, LayerError, NotEnoughMemoryError
 from onefold.inputs.reader import DTYPES, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir
 from onefold.inputs.samples import HELD_OUT, RESERVOIR_SIZE
 from onefold.kernels import ModelFeatures, from_model
-from onefold.kernels.model import kernel_of, parse_settings
+from onefold.kernels.model import ModelSettings, kernel_of, parse_settings
+from onefold.kernels.pretrained import restore_pretrained
 from onefold.nn.nets import finished
 from onefold.nn.programs import is_program
 from onefold.types import Batch, Kernel, Model
@@ -106,6 +107,8 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
         parsed = parse_settings(settings) if settings != {} else None  # {} for a kernel that is not of a model
     except InputError:
         raise FileError(f"{path}: damaged, its kernel has settings that no kernel has") from None
+    if model is None and parsed is not None and parsed.pretrained is not None:
+        return _restore_pretrained(parsed, path)
     if model is None:
         raise InputError(
             f"{path} was fitted on a model or kernel that is not in the file", argument="model", hint="Pass it as well."
@@ -120,6 +123,20 @@ def _kernel(settings: Any, model: Model | Kernel | None, path: Path) -> Kernel |
         return from_model(model) if parsed is None else kernel_of(model, parsed)
     except (InputError, LayerError) as error:
         raise FileError(f"{path}: was fitted on another model: {error.problem}") from None
+
+
+def _restore_pretrained(settings: ModelSettings, path: Path) -> Kernel:
+    """Return the kernel of a pretrained encoder, read from where the fit read it."""
+    try:
+        return restore_pretrained(settings)
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(
+            f"{path} was fitted on a pretrained encoder that cannot be read: {error}",
+            argument="model",
+            hint="Pass kernels.from_pretrained(FOLDER) with its folder.",
+        ) from None
 
 
 def _check_takes_kernel(method: type[Detector], kernel: Kernel | None, path: Path) -> None:
@@ -142,6 +159,7 @@ def _restore(
     spec = from_json(method.spec_class, header["spec"])
     detector = method.from_spec(spec, kernel, device)
     reader, weights = Reader.from_json(header["reader"]), under_prefix("scorer", tensors)
+    stored, tensors = tensors, unpacked(tensors, reader)
     _check_spec(spec, reader, kernel, weights)
     scorer = _fill(detector.build(spec, meta=True), weights)
     finished(scorer, detector.device)
@@ -155,7 +173,7 @@ def _restore(
         **_reservoirs(header["reservoirs"], tensors, reader),
     )
     detector.restore_state(state, None if header["alarm"] is None else _alarm(header["alarm"], tensors, detector))
-    _check_complete(detector, tensors, header)
+    _check_complete(detector, stored, header)
     if kernel is not None:
         _check_kernel(state, kernel, tensors)
     return detector, state

@@ -11,6 +11,8 @@ from onefold.core.batches import map_batch, named
 from onefold.core.schema import to_json
 from onefold.core.storage import with_prefix
 from onefold.detectors.state import DetectorState
+from onefold.inputs.reader import Reader
+from onefold.inputs.text import pack_texts, unpack_texts
 from onefold.nn.cudnn import exact_float32
 from onefold.types import Batch, Kernel
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 KIND = "detector"
 LAYOUT = 3  # of headers and tensor names
+TEXTS = ("reservoir.samples.x", "held_out.samples.x", "probe.x")  # tensors of samples, which may be texts
+PARTS = ("bytes", "lengths")
 PROBES = 4  # samples whose similarity identifies a kernel
 
 
@@ -53,7 +57,27 @@ def contents(detector: "Detector", *, samples: bool) -> tuple[dict[str, Tensor],
         header["reservoirs"] = {name: reservoir.to_json() for name, reservoir in state.reservoirs.items()}
         for name, reservoir in state.reservoirs.items():
             tensors |= reservoir.tensors(name)
-    return tensors, header
+    return packed(tensors, state.reader), header
+
+
+def packed(tensors: dict[str, Tensor], reader: Reader) -> dict[str, Tensor]:
+    """Return the tensors of a file with samples that are texts one after another, without padding."""
+    if reader.kind != "text":
+        return tensors
+    texts = {name: pack_texts(tensors[name]) for name in TEXTS if name in tensors}
+    others = {name: tensor for name, tensor in tensors.items() if name not in texts}
+    parts = {f"{name}.{part}": value for name, pack in texts.items() for part, value in zip(PARTS, pack, strict=True)}
+    return others | parts
+
+
+def unpacked(tensors: dict[str, Tensor], reader: Reader) -> dict[str, Tensor]:
+    """Return the tensors that `packed` changed; raise ValueError if the texts are damaged."""
+    if reader.kind != "text":
+        return tensors
+    names = {name: [f"{name}.{part}" for part in PARTS] for name in TEXTS if f"{name}.{PARTS[0]}" in tensors}
+    texts = {name: unpack_texts(*(tensors[part] for part in parts)) for name, parts in names.items()}
+    used = {part for parts in names.values() for part in parts}
+    return {name: tensor for name, tensor in tensors.items() if name not in used} | texts
 
 
 def probe(state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, Tensor]:
@@ -70,7 +94,7 @@ def probe(state: DetectorState, kernel: Kernel, *, samples: bool) -> dict[str, T
             similarities = similarities if batch is None else similarity(state, kernel, batch)
         if batch is None or not similarities.isfinite().all():
             return {}
-    return {"similarity": similarities, **with_prefix("probe", named(batch))}
+    return packed({"similarity": similarities, **with_prefix("probe", named(batch))}, state.reader)
 
 
 def similarity(state: DetectorState, kernel: Kernel, raw: Batch) -> Tensor:

@@ -10,6 +10,7 @@ from onefold.inputs.source import IndexedSource, Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset, select, split
 from onefold.inputs.table_files import TableFile, TableFrame
 from onefold.inputs.tables import FAR, Column, Table, TableEncoder
+from onefold.inputs.text import Text, TextSource
 
 __all__ = [
     "FAR",
@@ -33,6 +34,8 @@ __all__ = [
     "TableEncoder",
     "TableFile",
     "TableFrame",
+    "Text",
+    "TextSource",
     "form_of",
     "open_npz",
     "open_source",

@@ -20,20 +20,22 @@ from onefold.inputs.source import Source
 from onefold.inputs.split import RandomStreamSubset, StreamSubset, Subset
 from onefold.inputs.table_files import TABLE_SUFFIXES, TableFile, TableFrame, as_arrow
 from onefold.inputs.tables import Table
+from onefold.inputs.text import TEXT_SUFFIXES, Text, TextSource, open_text_file, open_text_frame, texts_of
 
-Form: TypeAlias = Picture | Table
-"""Size of the images or columns of the table that a detector was fitted on."""
+Form: TypeAlias = Picture | Table | Text
+"""Size of the images, columns of the table, or column of the texts that a detector was fitted on."""
 
 SUPPORTED = (
-    "an array, a tensor, lists of numbers, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "
-    "DataLoader, or a path to a folder of images, an image, a .npy, .npz, .csv, .tsv or .parquet file"
+    "an array, a tensor, lists of numbers or texts, a dict of arrays, a data frame, an Arrow table, a torch Dataset or "
+    "DataLoader, or a path to a folder of images, an image, a .npy, .npz, .csv, .tsv, .parquet, .txt or .jsonl file"
 )
 
 
 def open_source(x: Any, *, form: Form | None = None, name: str = "x") -> Source:
     """Return a source of the samples in `x`.
 
-    `form` is the form of a fitted detector's data: images are resized to it, and tables are read by its columns.
+    `form` is the form of a fitted detector's data, or that its encoder takes: images are resized to it, tables are read
+    by its columns, and texts from its column.
     `name` stands for `x` in error messages.
     """
     source = _open_path(x, form) if isinstance(x, str | os.PathLike) else _open_object(x, form, name)
@@ -49,7 +51,7 @@ def form_of(source: Source) -> Form | None:
         return source.picture
     if isinstance(source, TableFile | TableFrame | LineStream):
         return source.table
-    return None
+    return source.form if isinstance(source, TextSource) else None
 
 
 def _open_object(x: Any, form: Form | None, name: str) -> Source:
@@ -58,7 +60,11 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if hasattr(x, "toarray"):  # SciPy and compatible types, some without length and items
         raise InputError(f"a sparse {type(x).__name__} is not supported", argument=name, hint=f"Pass {name}.toarray().")
     if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
+        if isinstance(form, Text):
+            return open_text_frame(x, form.column, name)
         return TableFrame(x, form if isinstance(form, Table) else None, name)
+    if not isinstance(x, Tensor | DataLoader) and (texts := texts_of(x)) is not None:
+        return TextSource(texts, name=name)
     if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):
         return ArraySource(x, name)
     if isinstance(x, Mapping):
@@ -81,8 +87,11 @@ def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
     text, _, key = os.fspath(x).partition("::")
     path = Path(text) if text.lower().endswith(".npz") and key else Path(x)
     if not path.exists():
-        raise InputError(f"{path}: does not exist. Check the path.")
+        hint = "Pass texts as a list, or check the path." if isinstance(form, Text) else "Check the path."
+        raise InputError(f"{path}: does not exist. {hint}")
     suffix = path.suffix.lower()
+    if path.is_file() and (suffix in TEXT_SUFFIXES or (suffix in TABLE_SUFFIXES and isinstance(form, Text))):
+        return open_text_file(path, form.column if isinstance(form, Text) else None)
     if path.is_dir() or (path.is_file() and suffix in SUFFIXES):
         return ImageFolder(path, form if isinstance(form, Picture) else None)
     if path.is_file() and suffix == ".npy":
@@ -94,16 +103,23 @@ def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
     raise InputError(f"{path}: this kind of file is not supported. Pass {SUPPORTED}.")
 
 
+KINDS = {Picture: "images", Table: "a table", Text: "texts"}
+
+
 def _check_form(source: Source, form: Form | None, name: str) -> None:
     """Refuse a source of another form than the detector's; arrays of pixels are checked by `Reader.check`."""
     source_form = form_of(source)
-    if isinstance(form, Table) and not isinstance(source_form, Table):
+    if form is None or (source_form is None and isinstance(form, Picture)):
+        return
+    if type(source_form) is not type(form):
+        expected = KINDS[type(form)]
         raise InputError(
-            "not a table, but the detector was fitted on a table", argument=name, hint="Pass the same columns."
+            f"{'not ' + expected if source_form is None else KINDS[type(source_form)]}, but the detector takes "
+            f"{expected}",
+            argument=name,
+            hint="Pass the same columns." if isinstance(form, Table) else f"Pass {expected}.",
         )
-    if isinstance(form, Picture) and isinstance(source_form, Table):
-        raise InputError("a table, but the detector was fitted on images", argument=name, hint="Pass images.")
-    if form is not None and source_form is not None and source_form != form:
+    if source_form != form and not isinstance(form, Text):
         raise InputError(
             "opened in another form than the detector's data",
             argument=name,

@@ -11,11 +11,12 @@ from torch import Generator, Tensor, nn
 from onefold.core.batches import batch_slices, map_batch, named
 from onefold.core.schema import from_json, to_json
 from onefold.errors import InputError, warn
-from onefold.inputs import Form, LoaderSource, Picture, Table, open_source
+from onefold.inputs import Form, LoaderSource, Picture, Table, Text, open_source
 from onefold.inputs.tables import TableEncoder
+from onefold.inputs.text import LONGEST_TEXT
 from onefold.types import ArrayLike, Batch
 
-Kind: TypeAlias = Literal["vectors", "images", "table", "named", "as given"]
+Kind: TypeAlias = Literal["vectors", "images", "table", "text", "named", "as given"]
 
 CHANNEL_COUNTS = (1, 3, 4)
 BATCH_BYTES = 32 * 2**20  # of raw samples read at once
@@ -29,6 +30,8 @@ DTYPES = {
 LARGEST = torch.finfo(torch.float32).max
 MOST_NUMBERS = 2**40  # in a sample; a larger shape in a file is an attack
 MOST_SAMPLES = 1024  # scored at once
+TEXTS = "texts need an encoder"
+TEXTS_HINT = 'Pass kernel=kernels.from_pretrained("wordllama") or another encoder of texts.'
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Reader:
     """Layout of the train data: kind, shapes, dtypes and value range.
 
     Vectors [N, D] are not changed. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. A user's model (`as_given`) receives
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. Texts stay UTF-8 bytes, padded to the longest
+    of a batch. A user's model (`as_given`) receives
     everything except uint8 images unchanged, integers as integers. `low` and `high` are the range of the train values,
     to which augmentations clip.
     """
@@ -71,6 +75,10 @@ class Reader:
                 )
             kind, dtype = ("as given", "float32") if as_given else ("table", "float64")
             return cls(kind, shape, {"x": dtype}, form=form)
+        if isinstance(form, Text):
+            if not as_given:
+                raise InputError(TEXTS, argument=name, hint=TEXTS_HINT)
+            return cls("text", {"x": (LONGEST_TEXT,)}, {"x": "uint8"}, form=form)
         if as_given and raw.dtype != torch.uint8 and raw.ndim > 1:
             return cls("as given", shape, {"x": _name_dtype(raw, as_given=True)})
         _check_axes(raw, name)
@@ -158,9 +166,9 @@ class Reader:
         return max(16, min(MOST_SAMPLES, BATCH_BYTES // (32 * numbers)))
 
     def random(self, count: int) -> Batch | None:
-        """Return uniform raw samples within the range of the train data; None for integers or large samples."""
+        """Return uniform raw samples within the range of the train data; None for integers, texts or large samples."""
         total = sum(math.prod(shape) for shape in self.shapes.values())
-        if "int64" in self.dtypes.values() or total > BATCH_BYTES // (8 * count):
+        if self.kind == "text" or "int64" in self.dtypes.values() or total > BATCH_BYTES // (8 * count):
             return None
         generator = Generator().manual_seed(0)
 
@@ -196,6 +204,8 @@ class Reader:
             return False
         if self.kind == "named":
             return self.form is None
+        if self.kind == "text":
+            return isinstance(self.form, Text) and self.shapes == {"x": (LONGEST_TEXT,)} and self.dtypes["x"] == "uint8"
         shape, dtype = self.shapes.get("x"), self.dtypes.get("x")
         if shape is None or len(self.shapes) != 1:
             return False
@@ -213,6 +223,8 @@ class Reader:
     def _check_tensor(self, key: str, tensor: Tensor, name: str, device: torch.device | None) -> Tensor:
         label = name if key == "x" else f"{name}[{key!r}]"
         shape, dtype = self.shapes[key], self.dtypes[key]
+        if self.kind == "text":
+            return self._check_texts(tensor, label, device)
         if tuple(tensor.shape[1:]) != shape:
             raise InputError(
                 f"samples of shape {tuple(tensor.shape[1:])}, but the model was fitted on {shape}",
@@ -237,9 +249,14 @@ class Reader:
             )
         return tensor
 
+    def _check_texts(self, tensor: Tensor, label: str, device: torch.device | None) -> Tensor:
+        if tensor.dtype != torch.uint8 or tensor.ndim != 2 or not 0 < tensor.shape[1] <= LONGEST_TEXT:
+            raise InputError("not texts, but the detector was fitted on texts", argument=label, hint="Pass texts.")
+        return tensor.to(device)
+
 
 class Prepare(nn.Module):
-    """Conversion of raw samples to network inputs: float32 vectors, images [N, C, H, W], or a model's inputs."""
+    """Conversion of raw samples to network inputs: vectors, images [N, C, H, W], or what a user's model takes."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
@@ -250,6 +267,8 @@ class Prepare(nn.Module):
     def forward(self, raw: Any) -> Any:
         if self.encoder is not None:
             return self.encoder(raw)
+        if self.reader.kind == "text":
+            return raw
         values = map_batch(_scale_pixels, raw)
         if self.reader.kind != "images" or not isinstance(values, Tensor):
             return values

@@ -183,6 +183,6 @@ def shuffle_values(batch: Batch, seed: int) -> Batch:
 
 
 def _sample_bytes(batch: Batch) -> list[bytes]:
-    """Return the bytes of each sample."""
+    """Return the bytes of each sample, without the zeros at its end, by which texts in two batches may differ."""
     tensors = [t.contiguous().reshape(len(t), -1).numpy() for t in named(batch).values()]
-    return [b"".join(t[i].tobytes() for t in tensors) for i in range(batch_length(batch))]
+    return [b"".join(t[i].tobytes() for t in tensors).rstrip(b"\0") for i in range(batch_length(batch))]

@@ -10,8 +10,8 @@ from onefold.core.batches import batch_length, batch_slices, batch_tensors, conc
 from onefold.core.moments import Moments
 from onefold.core.runtime import available, human
 from onefold.errors import InputError, warn
-from onefold.inputs import ArraySource, IndexedSource, NamedSource, Source, form_of, open_source
-from onefold.inputs.reader import Prepare, Reader
+from onefold.inputs import ArraySource, Form, IndexedSource, NamedSource, Source, Text, form_of, open_source
+from onefold.inputs.reader import TEXTS, TEXTS_HINT, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir, capacity_for
 from onefold.nn.nets import Standardise
 from onefold.types import ArrayLike, Batch
@@ -162,14 +162,26 @@ class _SampleBuffer:
         return concatenate(self.parts) if self.size <= self.limit else None
 
 
-def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: bool = False) -> TrainData:
-    """Read train data once; return its reader, standardisation, reservoir and access to its samples by index."""
-    source = open_source(x)
+def read_train_data(
+    x: ArrayLike, device: torch.device, seed: int, *, as_given: bool = False, form: Form | None = None
+) -> TrainData:
+    """Read train data once; return its reader, standardisation, reservoir and access to its samples by index.
+
+    Args:
+        x: Train data.
+        device: Device of the fit.
+        seed: Seed of the reservoir.
+        as_given: The detector is fitted on a user's model.
+        form: Form of the data that this model takes; None for arrays as they are.
+    """
+    source = open_source(x, form=form)
+    if isinstance(form_of(source), Text) and not isinstance(form, Text):
+        raise InputError(TEXTS, argument="x", hint=TEXTS_HINT)
     reader = Reader.infer(_first(source), form_of(source), as_given=as_given)
     prepare, statistics, reservoir = Prepare(reader).to(device), TrainStatistics(), None
     limit = available(device) // 4 if device.type == "cuda" else CPU_BUDGET
-    if isinstance(source, ArraySource | NamedSource):
-        limit = 0  # the arrays are in memory already
+    if isinstance(source, ArraySource | NamedSource) or isinstance(form_of(source), Text):
+        limit = 0  # they are in memory already
     buffer = _SampleBuffer(limit, seed, rereadable=isinstance(source, IndexedSource))
     for batch in source.batches(reader.batch_size):
         for part in batch_slices(batch, reader.batch_size):
@@ -177,7 +189,7 @@ def read_train_data(x: ArrayLike, device: torch.device, seed: int, *, as_given: 
             reservoir = reservoir or Reservoir(capacity_for(raw, RESERVOIR_SIZE, RESERVOIR_BYTES), seed)
             reservoir.add(raw)
             buffer.add(raw)
-            if isinstance(raw, Tensor) and raw.dtype != torch.int64:
+            if isinstance(raw, Tensor) and raw.dtype != torch.int64 and reader.kind != "text":
                 statistics.add(prepare(raw.to(device)))
     if reservoir is None or reservoir.seen < 2:
         raise InputError("only one sample", argument="x", hint="Pass at least 2.")

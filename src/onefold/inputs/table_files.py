@@ -239,10 +239,15 @@ READ_AT_ONCE = 2**16  # bytes of a column
 
 
 class ParquetRows:
-    """Rows of a Parquet file; can be iterated repeatedly."""
+    """Rows of a Parquet file; can be iterated repeatedly.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: File.
+        text: Column of whole texts; only it is read. Texts of other columns are shortened, as they are categories.
+    """
+
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        self.path, self._text = path, text
         with self._open() as file:
             schema = self._wrap_errors(lambda: file.schema_arrow)
             self.columns: tuple[str, ...] = tuple(schema.names)
@@ -252,11 +257,13 @@ class ParquetRows:
         self._rows = max(1, min(MOST_ROWS, MOST_CELLS // len(self.columns), int(MOST_BYTES / max(1, row_bytes))))
 
     def __iter__(self) -> Iterator[Chunk]:
-        with self._open(read_dictionary=self._texts, buffer_size=READ_AT_ONCE) as file:
-            batches = file.iter_batches(batch_size=self._rows, use_threads=False)
+        names = self.columns if self._text not in self.columns else (self._text,)
+        dictionaries = self._texts if names == self.columns else []
+        with self._open(read_dictionary=dictionaries, buffer_size=READ_AT_ONCE) as file:
+            batches = file.iter_batches(batch_size=self._rows, columns=list(names), use_threads=False)
             while (batch := self._wrap_errors(lambda: next(batches, None))) is not None:
                 yield self._wrap_errors(
-                    lambda batch=batch: {name: arrow_to_numpy(batch.column(i)) for i, name in enumerate(self.columns)}
+                    lambda batch=batch: {name: arrow_to_numpy(batch.column(i)) for i, name in enumerate(names)}
                 )
 
     def _open(self, **options: Any) -> Any:

@@ -5,6 +5,7 @@ from onefold.kernels.empirical import EmpiricalNTK, empirical_ntk
 from onefold.kernels.infinite import InfiniteMLP, KernelPair, infinite
 from onefold.kernels.last_layer import Features, last_layer
 from onefold.kernels.model import ModelFeatures, from_model, logits
+from onefold.kernels.pretrained import from_pretrained
 
 __all__ = [
     "EmpiricalNTK",
@@ -15,6 +16,7 @@ __all__ = [
     "ModelOutputs",
     "empirical_ntk",
     "from_model",
+    "from_pretrained",
     "infinite",
     "last_layer",
     "logits",

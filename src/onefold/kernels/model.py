@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
@@ -16,7 +17,7 @@ from onefold.core.batches import batch_slices, batch_tensors
 from onefold.core.runtime import available, require
 from onefold.core.schema import from_json
 from onefold.errors import InputError, LayerError, OnefoldError
-from onefold.inputs import Picture, Source, form_of
+from onefold.inputs import Form, Picture, Source, Text, TextSource, form_of
 from onefold.inputs.reader import Prepare, Reader
 from onefold.kernels.embedding import ModelOutputs, ModuleEncoder, Places, program_outputs
 from onefold.kernels.last_layer import SLICE, FeatureProduct
@@ -54,6 +55,21 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """Where a pretrained encoder comes from, by which `load` finds it again.
+
+    Args:
+        name: Name, Hugging Face id, or folder.
+        revision: Commit on the hub, version of the package, or empty for a folder.
+        checksum: SHA-256 of its files.
+    """
+
+    name: str
+    revision: str
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What determines a kernel on a model, besides the model; stored in the files of detectors.
 
@@ -64,6 +80,7 @@ class ModelSettings:
         seed: Seed of the random layer.
         outputs: True for the model's outputs, `kernels.logits`.
         places: Where the outputs of the model are, after the first batch.
+        pretrained: Origin of the encoder of `from_pretrained`, or None for a user's model.
     """
 
     layer: str | None
@@ -72,6 +89,7 @@ class ModelSettings:
     seed: int
     outputs: bool
     places: Places | None
+    pretrained: Pretrained | None = None
 
     def __post_init__(self) -> None:
         if self.width is not None:
@@ -225,10 +243,13 @@ class ModelFeatures(FeatureProduct):
         encoder: Gives the outputs of the model.
         settings: Arguments of `from_model`.
         capturable: True if `encoder` can be part of a CUDA graph.
+        form: Form of the data that the encoder takes: size of images, or texts. None for tensors as they are.
     """
 
-    def __init__(self, encoder: Encoder, settings: ModelSettings, *, capturable: bool = False) -> None:
-        self.capturable, self.normalise = capturable, settings.normalise
+    def __init__(
+        self, encoder: Encoder, settings: ModelSettings, *, capturable: bool = False, form: Form | None = None
+    ) -> None:
+        self.capturable, self.normalise, self.form = capturable, settings.normalise, form
         self._encoder, self._settings = encoder, settings
         self._projection = None if settings.width is None else RandomReLU(settings.width, settings.seed)
 
@@ -255,6 +276,11 @@ class ModelFeatures(FeatureProduct):
         return self._encoder.size
 
     @property
+    def pretrained(self) -> Pretrained | None:
+        """Origin of the encoder of `from_pretrained`, whose logits are not of the user's classes; else None."""
+        return self._settings.pretrained
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What determines the kernel, besides the model, as JSON content for a detector's file."""
         return asdict(replace(self._settings, places=self._encoder.places))
@@ -277,6 +303,7 @@ class ModelFeatures(FeatureProduct):
             LayerError: The model's embedding cannot be determined.
             NotEnoughMemoryError: The embeddings do not fit into memory.
         """
+        x = self._to_batch(x)
         device = batch_tensors(x)[0].device
         values = self._encoder.outputs(x, stages=True)
         return ModelOutputs(*(None if value is None else value.to(device, torch.float32) for value in values))  # pyright: ignore[reportArgumentType]
@@ -294,6 +321,7 @@ class ModelFeatures(FeatureProduct):
             LayerError: The model's embedding cannot be determined.
             NotEnoughMemoryError: The embeddings do not fit into memory.
         """
+        x = self._to_batch(x)
         return self._encoder.outputs(x, stages=False).embedding.to(batch_tensors(x)[0].device, torch.float32)
 
     def project(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n width"]:
@@ -330,7 +358,14 @@ class ModelFeatures(FeatureProduct):
         Returns:
             Features [N, width].
         """
-        return torch.cat([self.project(self.encode(part)) for part in batch_slices(x, SLICE)])
+        return torch.cat([self.project(self.encode(part)) for part in batch_slices(self._to_batch(x), SLICE)])
+
+    def _to_batch(self, x: Any) -> Batch:
+        """Return a batch as it is, and a list of texts as their bytes."""
+        if isinstance(self.form, Text) and not isinstance(x, Tensor):
+            source = TextSource(x)
+            return source.take(np.arange(len(source)))
+        return x
 
 
 def picture_for(net: Model) -> Picture | None:

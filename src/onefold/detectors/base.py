@@ -33,6 +33,7 @@ from onefold.types import ArrayLike, Batch, Kernel, Scores
 AnyDetector = TypeVar("AnyDetector", bound="Detector")
 
 DIAGNOSED = 500  # samples that a diagnosis scores
+ENCODED = 64  # with a pretrained encoder, which takes longer
 
 
 class Detector(ABC):
@@ -412,7 +413,7 @@ class Detector(ABC):
         """Return findings that must hold: scores differ between stored samples and shuffled ones."""
         if state.reference.samples is None:
             return []
-        few = state.reference.subsample(DIAGNOSED)
+        few = state.reference.subsample(ENCODED if getattr(self.kernel, "pretrained", None) else DIAGNOSED)
         return [signal(state.evaluate(concatenate([few, shuffle_values(few, self.seed)]), self._measure(state)))]
 
     def _information(self, state: DetectorState) -> list[Finding]:

@@ -60,15 +60,23 @@ def _open_object(x: Any, form: Form | None, name: str) -> Source:
     if hasattr(x, "toarray"):  # SciPy and compatible types, some without length and items
         raise InputError(f"a sparse {type(x).__name__} is not supported", argument=name, hint=f"Pass {name}.toarray().")
     if as_arrow(x) is not None or (hasattr(x, "columns") and hasattr(x, "to_numpy")):
-        if isinstance(form, Text):
-            return open_text_frame(x, form.column, name)
-        return TableFrame(x, form if isinstance(form, Table) else None, name)
+        return _open_frame(x, form, name)
     if not isinstance(x, Tensor | DataLoader) and (texts := texts_of(x)) is not None:
         return TextSource(texts, name=name)
     if isinstance(x, Tensor | np.ndarray | list | tuple) or hasattr(x, "__array__"):
         return ArraySource(x, name)
     if isinstance(x, Mapping):
         return NamedSource(x, name)
+    return _open_dataset(x, name)
+
+
+def _open_frame(x: Any, form: Form | None, name: str) -> Source:
+    if isinstance(form, Text):
+        return open_text_frame(x, form.column, name)
+    return TableFrame(x, form if isinstance(form, Table) else None, name)
+
+
+def _open_dataset(x: Any, name: str) -> Source:
     if isinstance(x, DataLoader):
         return LoaderSource(x, name)
     if isinstance(x, IterableDataset):

@@ -39,9 +39,10 @@ class Reader:
     """Layout of the train data: kind, shapes, dtypes and value range.
 
     Vectors [N, D] are not changed. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. Texts stay UTF-8 bytes, padded to the longest
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. Texts stay padded
     of a batch. A user's model (`as_given`) receives
-    everything except uint8 images unchanged, integers as integers. `low` and `high` are the range of the train values,
+    everything except
+    uint8 images unchanged, integers as integers. `low` and `high` are the range of the train values,
     to which augmentations clip.
     """
 
@@ -204,11 +205,15 @@ class Reader:
             return False
         if self.kind == "named":
             return self.form is None
-        if self.kind == "text":
-            return isinstance(self.form, Text) and self.shapes == {"x": (LONGEST_TEXT,)} and self.dtypes["x"] == "uint8"
         shape, dtype = self.shapes.get("x"), self.dtypes.get("x")
-        if shape is None or len(self.shapes) != 1:
+        if shape is None or dtype is None or len(self.shapes) != 1:
             return False
+        return self._is_consistent_array(shape, dtype)
+
+    def _is_consistent_array(self, shape: tuple[int, ...], dtype: str) -> bool:
+        """Return True if the samples, of one array, have a shape and a type of their kind."""
+        if self.kind == "text":
+            return isinstance(self.form, Text) and shape == (LONGEST_TEXT,) and dtype == "uint8"
         if self.kind == "table":
             return isinstance(self.form, Table) and shape == (len(self.form.columns),) and dtype == "float64"
         if self.kind == "as given":

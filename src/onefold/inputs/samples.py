@@ -10,7 +10,7 @@ from onefold.core.batches import batch_length, batch_slices, batch_tensors, conc
 from onefold.core.moments import Moments
 from onefold.core.runtime import available, human
 from onefold.errors import InputError, warn
-from onefold.inputs import ArraySource, Form, IndexedSource, NamedSource, Source, Text, form_of, open_source
+from onefold.inputs import ArraySource, Form, IndexedSource, NamedSource, Picture, Source, Text, form_of, open_source
 from onefold.inputs.reader import TEXTS, TEXTS_HINT, Prepare, Reader
 from onefold.inputs.reservoir import Reservoir, capacity_for
 from onefold.nn.nets import Standardise
@@ -19,6 +19,7 @@ from onefold.types import ArrayLike, Batch
 CPU_BUDGET = 256 * 2**20  # bytes of raw samples to keep; reading is fast compared with a training step on a CPU
 HELD_OUT = 1000
 RESERVOIR_SIZE, RESERVOIR_BYTES = 5000, 32 * 2**20  # of samples stored in the detector's file
+ENCODED_BYTES = 8 * 2**20  # of images stored with a pretrained encoder: they are large, and more would serve pages only
 
 
 @runtime_checkable
@@ -179,6 +180,7 @@ def read_train_data(
         raise InputError(TEXTS, argument="x", hint=TEXTS_HINT)
     reader = Reader.infer(_first(source), form_of(source), as_given=as_given)
     prepare, statistics, reservoir = Prepare(reader).to(device), TrainStatistics(), None
+    most_bytes = ENCODED_BYTES if isinstance(form, Picture) else RESERVOIR_BYTES
     limit = available(device) // 4 if device.type == "cuda" else CPU_BUDGET
     if isinstance(source, ArraySource | NamedSource) or isinstance(form_of(source), Text):
         limit = 0  # they are in memory already
@@ -186,7 +188,7 @@ def read_train_data(
     for batch in source.batches(reader.batch_size):
         for part in batch_slices(batch, reader.batch_size):
             raw = reader.check(part)
-            reservoir = reservoir or Reservoir(capacity_for(raw, RESERVOIR_SIZE, RESERVOIR_BYTES), seed)
+            reservoir = reservoir or Reservoir(capacity_for(raw, RESERVOIR_SIZE, most_bytes), seed)
             reservoir.add(raw)
             buffer.add(raw)
             if isinstance(raw, Tensor) and raw.dtype != torch.int64 and reader.kind != "text":

@@ -1,4 +1,4 @@
-"""Texts as samples: lists, text files, JSON lines and columns of tables. A batch is their UTF-8 bytes, padded with 0."""
+"""Texts as samples: lists, text files, JSON lines, columns of tables. A batch is their UTF-8 bytes, padded with 0."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

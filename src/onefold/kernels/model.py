@@ -168,7 +168,8 @@ def kernel_of(net: Model, settings: ModelSettings, *, capturable: bool = False) 
         encoder = ProgramEncoder(net, settings.layer)
     else:
         encoder = ModuleEncoder(net, settings.layer, settings.places)
-    return ModelFeatures(encoder, settings, capturable=capturable)
+    form = picture_for(net) if is_program(net) else None
+    return ModelFeatures(encoder, settings, capturable=capturable, form=form)
 
 
 def parse_settings(content: Any) -> ModelSettings:
@@ -252,6 +253,15 @@ class ModelFeatures(FeatureProduct):
         self.capturable, self.normalise, self.form = capturable, settings.normalise, form
         self._encoder, self._settings = encoder, settings
         self._projection = None if settings.width is None else RandomReLU(settings.width, settings.seed)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The frozen model that gives embeddings."""
+        return self._encoder
+
+    def with_encoder(self, encoder: Encoder) -> "ModelFeatures":
+        """Return the same kernel with another encoder of the same embeddings, such as one that stores them."""
+        return ModelFeatures(encoder, self._settings, capturable=self.capturable, form=self.form)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(

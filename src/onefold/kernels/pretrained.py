@@ -131,9 +131,14 @@ class ImageEncoder:
         self._encoder, self._preprocessing = ModuleEncoder(net, None, places), preprocessing
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding."""
-        return self._encoder.description
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return self._encoder.size
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding; empty before the first batch."""
+        return self._encoder.origin
 
     @property
     def places(self) -> Places | None:
@@ -166,9 +171,14 @@ class TextEncoder:
         self._encoder, self._tokenise, self._padding = ModuleEncoder(net, None, places), tokenise, padding
 
     @property
-    def description(self) -> str:
-        """Size and origin of the embedding."""
-        return self._encoder.description
+    def size(self) -> int:
+        """Length of the embedding; 0 before the first batch."""
+        return self._encoder.size
+
+    @property
+    def origin(self) -> str:
+        """Origin of the embedding; empty before the first batch."""
+        return self._encoder.origin
 
     @property
     def places(self) -> Places | None:

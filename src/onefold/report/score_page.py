@@ -17,7 +17,8 @@ from onefold.core.provenance import provenance
 from onefold.detectors.base import Detector
 from onefold.detectors.explain import Explanation
 from onefold.errors import InputError, visible
-from onefold.inputs import Source, Table, select
+from onefold.inputs import Source, Table, Text, select
+from onefold.inputs.text import decode_texts
 from onefold.kernels import ModelFeatures
 from onefold.report.html import render_page
 from onefold.report.thumbnails import MAX_PIXELS, MAX_SIDE, sprite_sheets, thumbnails
@@ -90,6 +91,7 @@ class PageInputs:
         self._pictures: list[Any] = []
         self._nearest: list[Any] = []
         self._rows: list[Any] = []
+        self._texts: list[str] = []
         has_training_images = self._reader.has_pictures and self._training_data is not None
         self._search = detector.neighbour_search(NEAREST) if has_training_images else None
 
@@ -99,6 +101,9 @@ class PageInputs:
             self._pictures.append(thumbnails(self._reader, map_batch(Tensor.cpu, raw), self._side))
             if self._search is not None:
                 self._nearest.append(self._search(raw))
+        elif isinstance(self._reader.form, Text):
+            assert isinstance(raw, Tensor)
+            self._texts += decode_texts(raw)
         elif isinstance(self._reader.form, Table):
             assert isinstance(raw, Tensor)
             self._rows.append(raw.cpu().numpy())
@@ -113,6 +118,13 @@ class PageInputs:
                     "nearest": np.concatenate(self._nearest),
                 }
             return fields
+        if self._texts and isinstance(self._reader.form, Text):
+            values = [[text] for text in self._texts]
+            return {
+                "columns": [self._reader.form.column or "text"],
+                "values": values,
+                "standout": np.zeros((len(values), 1)),
+            }
         if self._rows and isinstance(self._reader.form, Table):
             codes = np.concatenate(self._rows)
             columns, values = cell_texts(self._reader.form, codes)

@@ -3,8 +3,16 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def double(job: Any) -> dict[str, Any]:
@@ -19,8 +27,9 @@ def double(job: Any) -> dict[str, Any]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.\nMore words")
     if kind == "exit":
         os._exit(9)
-    if kind == "slow":
-        time.sleep(1.5)
+    if kind == "beside":  # at work while another process dies
+        wait_for(lambda: Path(value).exists())
+        time.sleep(0.5)
     return {"kind": kind, "value": 2 * len(str(value)), "process": os.getpid()}
 
 
@@ -48,11 +57,12 @@ def hold(folder: str) -> dict[str, Any]:
     return {}
 
 
-def cores(_: Any) -> dict[str, Any]:
-    """Which cores it may use, and how many threads."""
+def cores(folder: str) -> dict[str, Any]:
+    """Which cores it may use, and how many threads; returns once two processes are at work."""
     import torch
 
-    time.sleep(1)
+    Path(folder, str(os.getpid())).touch()
+    wait_for(lambda: len(list(Path(folder).iterdir())) == 2)
     return {"cores": sorted(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
 
 

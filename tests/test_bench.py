@@ -410,21 +410,22 @@ def test_engines_answer_for_every_job() -> None:
 
 def test_a_process_that_dies_costs_its_job_and_no_other(tmp_path: Path) -> None:
     """Not the one beside it either, which is at work meanwhile."""
+    once = str(tmp_path / "once")
     jobs: list[Any] = [
-        ("slow", "ab"),
-        ("die", str(tmp_path / "once")),
+        ("beside", once),
+        ("die", once),
         ("exit", ""),
         *(("plain", "x" * i) for i in (1, 2, 3)),
     ]
     done = sorted(run_processes(bench_work.double, jobs, 2), key=lambda outcome: jobs.index(outcome.job))
-    assert [d.result and d.result["value"] for d in done] == [4, None, None, 2, 4, 6]
+    assert [d.result and d.result["value"] for d in done] == [2 * len(once), None, None, 2, 4, 6]
     assert "killed or ran out of memory" in done[1].reason
     assert "exit code 9" in done[2].reason
 
 
-def test_processes_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_have_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = sorted(os.sched_getaffinity(0))
-    results = [done.result or {} for done in run_processes(bench_work.cores, [0, 1], 2)]
+    results = [done.result or {} for done in run_processes(bench_work.cores, [str(tmp_path)] * 2, 2)]
     assert sorted(core for each in results for core in each["cores"]) == (ours if len(ours) > 1 else 2 * ours)
     assert all(each["threads"] == len(each["cores"]) for each in results)
     monkeypatch.setattr(engines, "_cores", lambda: list(range(3, 19)))

@@ -491,7 +491,7 @@ def test_text_is_readable_in_light_and_dark(visit: Opener, scans: ScorePage, sch
         tab = visit(page, scheme=scheme)
         assert tab.evaluate(CONTRAST) == []
         tab.locator("[data-item]").first.click()
-        tab.wait_for_timeout(250)  # the dialog rises
+        tab.evaluate("Promise.all(document.getAnimations().map((rise) => rise.finished)).then(() => null)")
         assert tab.evaluate(CONTRAST) == []
         background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (max(map(int, re.findall(r"\d+", background))) < 60) == (scheme == "dark")
@@ -529,7 +529,7 @@ def test_ten_thousand_images_keep_the_document_small(visit: Opener) -> None:
     most, height = 0, tab.evaluate("document.documentElement.scrollHeight")
     for share in (0, 0.1, 0.33, 0.5, 0.77, 1):
         tab.evaluate(f"scrollTo(0, {share * height})")
-        tab.wait_for_timeout(60)
+        tab.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(null))))")
         most = max(most, tab.evaluate("document.querySelectorAll('*').length"))
         seen = "document.elementFromPoint(innerWidth / 2, innerHeight - 300).closest('[data-item]')?.dataset.item"
         if share in (0.33, 0.5, 0.77):

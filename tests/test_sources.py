@@ -197,7 +197,7 @@ def test_data_sets_of_images() -> None:
 
 def test_data_sets_that_cannot_be_used() -> None:
     refused(Items([]), "empty Items")
-    refused(Items(["text"]), "type str")
+    refused(Items([b"bytes"]), "type bytes")
     refused(Items([()]), "empty tuple")
     refused(Items([torch.zeros(2), torch.zeros(3)]), "different shapes")
     refused(Items([{"a": 1}, {"b": 1}]), "mixes items")

@@ -23,6 +23,7 @@ from onefold.detectors.choose import explain_choice
 from onefold.detectors.registry import METHODS, MethodInfo, by_command
 from onefold.errors import DiagnosisWarning, FileError, InputError, renamed_argument, warn
 from onefold.inputs import Form, ImageFolder, Source, Text, form_of, open_source, split
+from onefold.inputs.text import TEXT_SUFFIXES
 from onefold.kernels import ModelFeatures
 from onefold.kernels.cache import with_cache
 from onefold.kernels.model import check_model_accepts_data
@@ -187,14 +188,13 @@ def check_checkpoint(path: Path) -> None:
 def open_sources(job: Fit, form: Form | None) -> Sources:
     """Open the data in the form that the model takes, and the calibration data and the contexts in that of the data."""
     calibrate, context_path = job.calibration.calibrate, job.training.context
-    if job.text is not None and not isinstance(form, Text):
-        raise InputError(NO_ENCODER, argument="text", hint=NO_ENCODER_HINT)
+    has_texts = job.text is not None or (Path(job.data).suffix.lower() in TEXT_SUFFIXES and form is None)
+    if has_texts and not isinstance(form, Text):
+        raise InputError(NO_ENCODER, argument=job.data if job.text is None else "text", hint=NO_ENCODER_HINT)
     if isinstance(form, Text):
         form = Text(job.text)
     with show_spinner("reading"):
         data = open_source(job.data, form=form, name=job.data)
-        if isinstance(form_of(data), Text) and form is None:
-            raise InputError(NO_ENCODER, argument=job.data, hint=NO_ENCODER_HINT)
         form = form_of(data)
         calibration = None if calibrate is None else open_source(calibrate, form=form, name=calibrate)
         context = None if context_path is None else open_source(context_path, form=form, name=context_path)

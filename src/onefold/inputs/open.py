@@ -98,8 +98,11 @@ def _open_path(x: str | os.PathLike[str], form: Form | None) -> Source:
         hint = "Pass texts as a list, or check the path." if isinstance(form, Text) else "Check the path."
         raise InputError(f"{path}: does not exist. {hint}")
     suffix = path.suffix.lower()
-    if path.is_file() and (suffix in TEXT_SUFFIXES or (suffix in TABLE_SUFFIXES and isinstance(form, Text))):
-        return open_text_file(path, form.column if isinstance(form, Text) else None)
+    if path.is_file() and isinstance(form, Text) and suffix in TEXT_SUFFIXES | TABLE_SUFFIXES:
+        return open_text_file(path, form.column)
+    if path.is_file() and suffix in TEXT_SUFFIXES:
+        needed = "an encoder of texts" if form is None else f"{KINDS[type(form)]}, as in the fit"
+        raise InputError(f"{path}: holds texts, which need an encoder. Pass {needed}.")
     if path.is_dir() or (path.is_file() and suffix in SUFFIXES):
         return ImageFolder(path, form if isinstance(form, Picture) else None)
     if path.is_file() and suffix == ".npy":

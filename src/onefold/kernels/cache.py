@@ -61,8 +61,8 @@ class CachedEncoder:
         keys = _keys(x)
         new = [i for i, key in enumerate(keys) if key not in self._rows]
         if not new and not self._encoder.size:
-            new = [0]  # the first batch finds the embedding in the model
-        rows = dict.fromkeys(keys, torch.zeros(0)) | {key: self._rows[key] for key in keys if key in self._rows}
+            self._encoder.outputs(map_batch(lambda t: t[:1], x), stages=False)  # finds the embedding in the model
+        rows = {key: self._rows[key] for key in keys if key in self._rows}
         if new:
             values = self._encoder.outputs(map_batch(lambda t: t[new], x), stages=False).embedding.cpu()
             rows |= {keys[i]: row for i, row in zip(new, values, strict=True)}

@@ -1,7 +1,7 @@
 """Kernels on the features of a user's trained model, which stays unchanged."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -295,13 +295,13 @@ class ModelFeatures(FeatureProduct):
         """What determines the kernel, besides the model, as JSON content for a detector's file."""
         return asdict(replace(self._settings, places=self._encoder.places))
 
-    def outputs(self, x: Batch) -> ModelOutputs:
+    def outputs(self, x: Batch | Sequence[str]) -> ModelOutputs:
         """Return embedding, logits and pooled stages, from one forward pass of the model.
 
         The first call makes another pass, of two samples, to find the classifier head and the ends of the stages.
 
         Args:
-            x: Inputs.
+            x: Inputs, or texts for an encoder of texts.
 
         Returns:
             Embedding [N, D], logits [N, classes] or None, and stages [N, P] or None, in float32 on the device of `x`.
@@ -318,11 +318,11 @@ class ModelFeatures(FeatureProduct):
         values = self._encoder.outputs(x, stages=True)
         return ModelOutputs(*(None if value is None else value.to(device, torch.float32) for value in values))  # pyright: ignore[reportArgumentType]
 
-    def encode(self, x: Batch) -> Float[Tensor, "n d"]:
+    def encode(self, x: Batch | Sequence[str]) -> Float[Tensor, "n d"]:
         """Return the model's embedding in float32, not standardised, on the device of `x`.
 
         Args:
-            x: Inputs.
+            x: Inputs, or texts for an encoder of texts.
 
         Returns:
             Embedding [N, D].
@@ -359,11 +359,11 @@ class ModelFeatures(FeatureProduct):
             return torch.ones_like(z[:, 0])
         return z.square().sum(1) if self._projection is None else z.square().mean(1)
 
-    def features(self, x: Batch) -> Float[Tensor, "n width"]:
+    def features(self, x: Batch | Sequence[str]) -> Float[Tensor, "n width"]:
         """Return φ(x).
 
         Args:
-            x: Inputs.
+            x: Inputs, or texts for an encoder of texts.
 
         Returns:
             Features [N, width].

@@ -450,9 +450,11 @@ def _load_net(root: Path, name: str) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
     kind: Any = transformers.AutoModel
     if config.model_type == "clip":
-        kind = transformers.CLIPVisionModelWithProjection
+        kind, projection = transformers.CLIPVisionModelWithProjection, config.projection_dim
+        config = config.vision_config
+        config.projection_dim = projection
     net, loading = kind.from_pretrained(
-        root, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
+        root, config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
         output_loading_info=True,
     )  # fmt: skip
     absent = sorted(key for key in loading["missing_keys"] if "pooler" not in key)

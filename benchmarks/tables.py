@@ -92,65 +92,6 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
-def serve() -> list[str]:
-    """Return the load test of the server."""
-    figures = result("serve")
-    vectors, images = figures["vectors"], figures["images"]
-    rows = [
-        [name, f"{vectors[key]['requests_per_second']:,.0f}", f"{vectors[key]['p99_ms']:.1f}"]
-        for name, key in (("empty FastAPI endpoint", "empty"), ("`onefold serve`, one vector of 16 numbers", "onefold"))
-    ]
-    times = (("bare ONNX Runtime", "onnxruntime_ms"), ("`onefold serve`", "onefold_ms"))
-    shown = [[f"{name}, one JPEG file", f"{images[key]:.1f}"] for name, key in times]
-    added = f"{images['added_share']:.0%}"
-    return [
-        *markdown_rows(["four clients", "requests per second", "99th percentile, ms"], rows),
-        "",
-        *markdown_rows(["one client", "ms per image"], [*shown, ["added by the server, median over rounds", added]]),
-    ]
-
-
-def on_model() -> list[str]:
-    """What CSD costs on a trained model: passes of the model to score, and seconds of a fit with both scores."""
-    models = result("scoring_on_model")["models"]
-    names = list(models)
-    rows = [
-        [what, *(f"{models[name]['passes'][what]:.2f}" for name in names)]
-        for what in models[names[0]]["passes"]
-        if what != "plain pass"
-    ]
-    fits, share = result("fit_on_model")["fits"], result("fit_on_model")["share_of_the_time"]["cpu_s"]
-    note = (
-        f"A fit on 9,000 images takes {fits['surprisal']['cpu_s']:.0f} CPU seconds, {share:.0%} of the "
-        f'{fits["combined"]["cpu_s"]:.0f} with the score "combined".'
-    )
-    return [*markdown_rows(["passes of the model", *names], rows), "", note]
-
-
-def default_score() -> list[str]:
-    """AUROC of the default score and its rivals on small classifiers, by OOD set."""
-    cells = result("default_score")["cells"]
-    rows = []
-    for name in dict.fromkeys(key.split("/")[1] for key in cells):
-        others = [other for other in (*SETS, "perturbed", "perturbed_clipped") if other != name]
-        for key, cell in cells.items():
-            if key.split("/")[1] == name:
-                label = key.split("/")[0]
-                foreign = [cell[other] for other in others[:4]]
-                figures = {other: f"{cell[other]:.1f}" for other in others}
-                figures[name] = "–"
-                rows.append(
-                    [
-                        name,
-                        label,
-                        f"{mean(foreign):.1f}",
-                        *(figures[o] for o in (*SETS, "perturbed", "perturbed_clipped")),
-                    ]
-                )
-    heads = ["familiar", "detector", "mean of four", *SETS, "perturbed", "perturbed, clipped"]
-    return markdown_rows(heads, rows, text_columns=2)
-
-
 COMMANDS = {
     "agent.json": "python benchmarks/agent.py --out results/agent.json",
     "column.json": "python benchmarks/column.py --out results/column.json",
@@ -168,7 +109,6 @@ COMMANDS = {
     "regression.json": "python benchmarks/regression.py -o results/regression.json",
     "scoring_gpu.json": "python benchmarks/scoring.py --out results/scoring_gpu.json",
     "scoring_on_model.json": "python benchmarks/scoring.py --on-model --out results/scoring_on_model.json",
-    "serve.json": "python benchmarks/serve.py --out results/serve.json",
     "stages.json": "python benchmarks/stages.py --out results/stages.json",
     "toy.json": "onefold toy --out out/toy",
     "ablation": "onefold bench ablate -o results/ablation",
@@ -644,7 +584,6 @@ SOURCES = {
     "risk": ("shift",),
     "regression": ("regression.json",),
     "default_score": ("default_score.json",),
-    "serve": ("serve.json",),
     "on_model": ("scoring_on_model.json", "fit_on_model.json"),
     "data": ("shift",),
     "monitor_level": ("monitor.json",),
@@ -731,7 +670,7 @@ PAGES: dict[str, tuple[Writer, ...]] = {
         detectors, default_score, ablation, toy,
     ),
     "docs/results/exploration.md": (bonuses, agent, stages, environments),
-    "docs/results/cost.md": (scoring, on_model, serve, shift_fit, fit, column, growth),
+    "docs/results/cost.md": (scoring, on_model, shift_fit, fit, column, growth),
     "docs/limits.md": (small,),
     "docs/guides/monitor.md": (monitor_level, monitor_delay),
     "docs/which-method.md": (risk, regression),

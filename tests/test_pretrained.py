@@ -71,7 +71,8 @@ def save_bert(folder: Path, *, padding: bool = True, dtype: torch.dtype = torch.
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=16,
     )  # fmt: skip
-    transformers.BertModel(config).to(dtype).save_pretrained(folder)
+    model: Any = transformers.BertModel(config)
+    model.to(dtype).save_pretrained(folder)
     save_tokeniser(folder, padding=padding)
     return folder
 
@@ -214,7 +215,7 @@ def test_efficientnet_has_same_padding_and_the_published_shapes() -> None:
     x = torch.rand(1, 3, 32, 32)
     padded = torch.nn.functional.pad(x, (0, 1, 0, 1))
     by_hand = (padded[0, :, :3, :3] * net.conv_stem.weight[5]).sum()
-    values: list[Tensor] = []
+    values: list[Any] = []
     net.conv_stem.register_forward_hook(lambda _module, _inputs, output: values.append(output))
     assert net(x).shape == (1, 1280)
     assert values[0].shape == (1, 32, 16, 16)

@@ -87,7 +87,7 @@ RESULTS = [
     *("toy.json", "detectors.json", "fit.json", "column.json", "growth.json"),
     *("scoring_cpu.json", "scoring_gpu.json", "agent.json", "stages.json"),
     *("default_score.json", "fit_on_model.json", "scoring_on_model.json"),
-    *("environments.json", "environments_two_cores.json", "monitor.json", "regression.json", "serve.json"),
+    *("environments.json", "environments_two_cores.json", "monitor.json", "regression.json"),
 ]
 RUNS = {
     "shift": {"settings", "data"},

@@ -57,7 +57,7 @@ CHECKS: dict[str, list[str]] = {
     "posteriors": ["tests/test_sgmcmc.py::test_a_killed_fit_goes_on_as_if_nothing_had_happened[baoa]"],
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
     "transformers": ["tests/test_embedding.py", "tests/test_pretrained.py"],
-    **dict.fromkeys(("tokenizers", "huggingface_hub"), ["tests/test_pretrained.py"]),
+    **{key: ["tests/test_pretrained.py"] for key in ("tokenizers", "huggingface_hub")},
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus-client"), SERVER),
     **dict.fromkeys(("mlflow-skinny", "pandas"), MLFLOW),
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],

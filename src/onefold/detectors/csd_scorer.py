@@ -82,22 +82,18 @@ class CSDScorer(VarianceScorer):
 
     def parts(self, x: Any) -> tuple[Tensor, ...]:
         """Return 1 − g(x, x)/Θ(x, x), Θ(x, x) and, for a classifier, the energy, from one pass of the user's model."""
-        if not isinstance(self.map, StageFeatures):
-            return self._variances(self.map.encode(x))
-        z, logits = self.map.outputs(x)
-        variances = self._variances(z)
-        if self.classes is None:
-            return variances
-        if logits is None or logits.shape[1] != self.classes:
-            raise InputError(f"the model gave other outputs than {self.classes} logits. Use the model of the fit.")
-        return *variances, -torch.logsumexp(logits.float(), dim=1)
-
-    def _variances(self, z: Any) -> tuple[Tensor, Tensor]:
+        z, logits = self.map.outputs(x) if isinstance(self.map, StageFeatures) else (self.map.encode(x), None)
         scale = self.map.scale(z)
         if self.model.normalise:
-            return self.model.gap(z).clamp(min=0), scale
-        tiny = torch.finfo(torch.float32).tiny
-        return (1 - self.model.confidence(z) / scale.clamp(min=tiny)).clamp(min=0), scale
+            relative = self.model.gap(z).clamp(min=0)
+        else:
+            tiny = torch.finfo(torch.float32).tiny
+            relative = (1 - self.model.confidence(z) / scale.clamp(min=tiny)).clamp(min=0)
+        if self.classes is None:
+            return relative, scale
+        if logits is None or logits.shape[1] != self.classes:
+            raise InputError(f"the model gave other outputs than {self.classes} logits. Pass the model of the fit.")
+        return relative, scale, -torch.logsumexp(logits.float(), dim=1)
 
     def similarity(self, x: Any) -> Tensor | None:
         """Return products of stages, and of logits if used, by which `load` recognises the model of the fit.

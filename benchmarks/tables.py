@@ -92,6 +92,47 @@ def scoring() -> list[str]:
     return rows + [f"| {name} | {shown(cpu, name)} | {shown(gpu, name)} |" for name in cpu]
 
 
+def on_model() -> list[str]:
+    """What CSD costs on a trained model: passes of the model to score, and seconds of a fit with both scores."""
+    models = result("scoring_on_model")["models"]
+    names = list(models)
+    rows = [
+        [what, *(f"{models[name]['passes'][what]:.2f}" for name in names)]
+        for what in models[names[0]]["passes"]
+        if what != "plain pass"
+    ]
+    fits, share = result("fit_on_model")["fits"], result("fit_on_model")["share_of_the_time"]["cpu_s"]
+    note = (
+        f"A fit on 9,000 images takes {fits['surprisal']['cpu_s']:.0f} CPU seconds, {share:.0%} of the "
+        f'{fits["combined"]["cpu_s"]:.0f} with the score "combined".'
+    )
+    return [*markdown_rows(["passes of the model", *names], rows), "", note]
+
+
+def default_score() -> list[str]:
+    """AUROC of the default score and its rivals on small classifiers, by OOD set."""
+    cells = result("default_score")["cells"]
+    rows = []
+    for name in dict.fromkeys(key.split("/")[1] for key in cells):
+        others = [other for other in (*SETS, "perturbed", "perturbed_clipped") if other != name]
+        for key, cell in cells.items():
+            if key.split("/")[1] == name:
+                label = key.split("/")[0]
+                foreign = [cell[other] for other in others[:4]]
+                figures = {other: f"{cell[other]:.1f}" for other in others}
+                figures[name] = "–"
+                rows.append(
+                    [
+                        name,
+                        label,
+                        f"{mean(foreign):.1f}",
+                        *(figures[o] for o in (*SETS, "perturbed", "perturbed_clipped")),
+                    ]
+                )
+    heads = ["familiar", "detector", "mean of four", *SETS, "perturbed", "perturbed, clipped"]
+    return markdown_rows(heads, rows, text_columns=2)
+
+
 COMMANDS = {
     "agent.json": "python benchmarks/agent.py --out results/agent.json",
     "column.json": "python benchmarks/column.py --out results/column.json",

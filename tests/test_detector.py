@@ -973,7 +973,8 @@ def test_the_nearest_neighbour_of_a_remembered_sample_is_itself(name: str) -> No
 
 def test_a_model_is_seen_from_the_middle_of_its_encodings() -> None:
     kernel = from_model(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 1)), width=64)
-    state: Any = onefold.CSD(kernel, recipe=SHORT, architecture=SMALL).fit(vectors(200)).state
+    csd = onefold.CSD(kernel, score="combined", recipe=SHORT, architecture=SMALL)
+    state: Any = csd.fit(vectors(200)).state
     torch.testing.assert_close(state.scorer.map.centre, encoder_centre(kernel.encode(state.reservoir.samples)))
 
 

@@ -58,7 +58,7 @@ CHECKS: dict[str, list[str]] = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), EXPORTS),
     "transformers": ["tests/test_embedding.py", "tests/test_pretrained.py"],
     "tokenizers": ["tests/test_pretrained.py"],
-    "huggingface_hub": ["tests/test_pretrained.py"],
+    "huggingface-hub": ["tests/test_pretrained.py"],
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus-client"), SERVER),
     **dict.fromkeys(("mlflow-skinny", "pandas"), MLFLOW),
     "ray": ["tests/test_bench.py::test_ray_goes_on_when_a_node_is_lost"],

@@ -129,8 +129,8 @@ def fingerprint(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """Return the checksum of a file's tensors and header."""
+def _digest(tensors: Mapping[str, Tensor], header: Any) -> str:
+    """Return the checksum of a file's tensors and header, which may be of any type in an untrusted file."""
     names = sorted(tensors)
     return fingerprint(dict(header), names, *(tensors[name] for name in names))
 

@@ -22,6 +22,7 @@ from onefold.detectors.members import entropy, mutual_information, variance
 from onefold.detectors.registry import by_command
 from onefold.distil import Architecture, Chain
 from onefold.errors import InputError, NotFittedError
+from onefold.inputs.samples import InMemorySamples
 from onefold.kernels import from_model, infinite, last_layer
 from onefold.nn.train import Recipe
 
@@ -624,7 +625,8 @@ def test_the_scale_of_the_variance_is_that_of_the_features(x: np.ndarray) -> Non
 def test_the_share_of_augmented_contexts_is_the_one_asked_for() -> None:
     csd = fit("CSD", pictures(40, 8, 8), augment=0.7)
     state = csd.state
-    problem = csd._problem(state.scorer, state.reservoir, state, None)
+    train = InMemorySamples(state.reservoir.samples, state.prepare)
+    problem = csd._problem(state.scorer, train, state, None)
     assert problem.contexts.chain == Chain(apply=0.7)
 
 

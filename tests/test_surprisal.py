@@ -289,12 +289,13 @@ def test_files_and_exports_decide_alike(role: Any, tmp_path: Path) -> None:
     csd.export(tmp_path / "d.pt2")
     session = onnxruntime.InferenceSession(str(tmp_path / "d.onnx"), providers=["CPUExecutionProvider"])
     program = torch.export.load(tmp_path / "d.pt2").module()
-    for scores, alarms in (
+    for scores, pvalues, alarms in (
         session.run(None, {"x": query}),
         [value.numpy() for value in program(torch.from_numpy(query))],
     ):
         np.testing.assert_allclose(scores, csd.score(query), rtol=3e-4, atol=1e-5)
         np.testing.assert_array_equal(alarms, csd.is_ood(query))
+        np.testing.assert_allclose(pvalues, csd.pvalue(query), atol=0.02)
     assert csd.is_ood(query)[300:].any()
     more = images(200, 6)
     np.testing.assert_array_equal(copy.update(more).score(query), csd.update(more).score(query))

@@ -177,10 +177,6 @@ class BankDetector(Detector):
             raise ValueError("the bank has too few samples, or another capacity")
         super().restore_state(state, alarm)
 
-    def _reference_scores(self, state: DetectorState) -> None:
-        """Return None: the stored samples are those of the bank, so their scores are near 0 by construction."""
-        del state
-
     def _check_count(self, count: int) -> None:
         """Raise InputError if there are too few training samples."""
         if count < self.least_samples:
